@@ -1,0 +1,62 @@
+"""Files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from annocoin.errors import InputError
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path` through a temporary file beside it: no reader sees a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any, *, indent: int | None = None) -> None:
+    """Write `content` as JSON; NaN and infinity, which JSON does not have, are an error."""
+    write_bytes(path, json.dumps(content, allow_nan=False, indent=indent).encode())
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` when the block ends well, and vanishes otherwise.
+
+    `path` must not exist yet, or be an empty folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path}: exists already; give a new or empty folder")
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield temporary
+        os.chmod(temporary, 0o777 & ~_umask())
+        if path.exists():
+            path.rmdir()
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,169 @@
+"""Binary masks as COCO run-length encodings (RLE): exact, small, and checked where they come in.
+
+An RLE is ``{"size": [height, width], "counts": bytes}``: the lengths of alternating runs of 0 and 1,
+column by column, in COCO's compressed alphabet. pycocotools does the arithmetic; it trusts its
+input to the point of reading foreign memory, so everything from outside passes `from_json` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+from pycocotools import mask as coco
+
+from annocoin.errors import InputError
+
+Size = tuple[int, int]
+"""(height, width) in pixels."""
+
+
+class RLE(TypedDict):
+    """One mask in COCO's compressed run-length form."""
+
+    size: list[int]
+    counts: bytes
+
+
+def encode(masks: npt.NDArray[Any]) -> list[RLE]:
+    """Masks [N, H, W] (non-zero is foreground) as N RLEs."""
+    stack = np.asarray(masks) != 0
+    return [coco.encode(np.asfortranarray(mask, dtype=np.uint8)) for mask in stack]
+
+
+def decode(rles: Sequence[RLE], size: Size) -> npt.NDArray[np.bool_]:
+    """N RLEs of one `size` as masks [N, H, W]."""
+    masks = np.zeros((len(rles), *size), dtype=bool)
+    for mask, rle in zip(masks, rles, strict=True):
+        mask[:] = coco.decode(rle)
+    return masks
+
+
+def areas(rles: Sequence[RLE]) -> npt.NDArray[np.float64]:
+    """Number of foreground pixels of each mask: [N]."""
+    return np.asarray(coco.area(list(rles)), dtype=np.float64).reshape(len(rles))
+
+
+def boxes(rles: Sequence[RLE]) -> npt.NDArray[np.float64]:
+    """Tight boxes [N, 4] as x0, y0, x1, y1 (right and lower edge exclusive); zeros if empty."""
+    found = np.asarray(coco.toBbox(list(rles)), dtype=np.float64).reshape(len(rles), 4)
+    found[:, 2:] += found[:, :2]
+    return found
+
+
+def iou(
+    first: Sequence[RLE], second: Sequence[RLE], crowd: Sequence[bool] | None = None
+) -> npt.NDArray[np.float64]:
+    """Intersection over union [len(first), len(second)].
+
+    Where `crowd` holds for the second mask it is the share of the first that lies inside it.
+    """
+    if not first or not second:
+        return np.zeros((len(first), len(second)))
+    flags = [False] * len(second) if crowd is None else list(crowd)
+    return np.asarray(coco.iou(list(first), list(second), flags)).reshape(len(first), len(second))
+
+
+def interior_point(rle: RLE) -> tuple[float, float]:
+    """The centre (x, y) of the pixel farthest from the mask's outside: where a person would click."""
+    mask = np.pad(coco.decode(rle), 1)
+    distance = cv2.distanceTransform(mask, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
+    row, column = np.unravel_index(int(distance.argmax()), distance.shape)
+    return float(column) - 0.5, float(row) - 0.5
+
+
+def runs(rle: RLE) -> npt.NDArray[np.int64]:
+    """The run lengths, first of 0, then of 1, and so on.
+
+    Each number is written in groups of five bits, least first, plus 48; bit 32 says that another
+    group follows, bit 16 of the last group is the sign. From the fourth number on, it is the
+    difference to the number two before.
+    """
+    groups = np.frombuffer(rle["counts"], dtype=np.uint8).astype(np.int64) - 48
+    last = (groups & 32) == 0
+    if groups.size == 0 or groups.min() < 0 or groups.max() > 63 or not last[-1]:
+        raise ValueError("counts is not a COCO run-length string")
+    starts = np.flatnonzero(np.concatenate(([True], last[:-1])))
+    place = np.arange(groups.size) - np.repeat(starts, np.diff(np.append(starts, groups.size)))
+    if place.max() > 6:
+        raise ValueError("counts holds a number beyond 32 bits")
+    numbers = np.add.reduceat((groups & 31) << (5 * place), starts)
+    numbers -= np.where(groups[last] & 16, np.int64(1) << (5 * (place[last] + 1)), 0)
+    numbers[1::2] = np.cumsum(numbers[1::2])
+    numbers[2::2] = np.cumsum(numbers[2::2])
+    return numbers
+
+
+def from_json(segmentation: Any, size: Size, where: str) -> RLE:
+    """Any COCO segmentation (compressed or plain RLE, polygons) as a checked RLE of `size`.
+
+    `where` names the source in the error message.
+    """
+    if isinstance(segmentation, list):
+        return _from_polygons(segmentation, size, where)
+    if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
+        raise InputError(
+            f"{where}: segmentation is {_brief(segmentation)}; "
+            'expected an RLE {"size", "counts"} or a list of polygons'
+        )
+    if segmentation["size"] != list(size):
+        raise InputError(
+            f"{where}: RLE of size {_brief(segmentation['size'])}; the image is {list(size)} "
+            "(height, width)"
+        )
+    counts = segmentation["counts"]
+    try:
+        if isinstance(counts, list):
+            lengths = np.asarray([_count(n) for n in counts], dtype=np.int64)
+            rle: RLE = coco.frPyObjects({"size": list(size), "counts": counts}, *size)
+        else:
+            rle = {
+                "size": list(size),
+                "counts": counts if isinstance(counts, bytes) else counts.encode("ascii"),
+            }
+            lengths = runs(rle)
+    except (ValueError, AttributeError, TypeError, OverflowError) as error:
+        raise InputError(f"{where}: broken RLE ({error})") from None
+    if lengths.min(initial=0) < 0 or int(lengths.sum()) != size[0] * size[1]:
+        raise InputError(
+            f"{where}: RLE covers {int(lengths.sum())} pixels; "
+            f"the image of size {list(size)} has {size[0] * size[1]}"
+        )
+    return rle
+
+
+def to_json(rle: RLE) -> dict[str, Any]:
+    """The RLE as JSON holds it, with `counts` as text."""
+    return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
+
+
+def _from_polygons(polygons: list[Any], size: Size, where: str) -> RLE:
+    # The rasteriser walks along every edge, so a far-away corner would cost unbounded memory.
+    reach = 4 * max(size) + 64
+    for polygon in polygons:
+        numbers = isinstance(polygon, list) and all(
+            isinstance(value, int | float) and abs(value) <= reach for value in polygon
+        )
+        if not numbers or len(polygon) < 6 or len(polygon) % 2:
+            raise InputError(
+                f"{where}: polygon {_brief(polygon)}; expected [x, y, x, y, x, y, ...] in pixels, "
+                "three or more corners in or near the image"
+            )
+    if not polygons:
+        raise InputError(f"{where}: segmentation is an empty list; expected polygons or an RLE")
+    merged: RLE = coco.merge(coco.frPyObjects(polygons, *size))
+    return merged
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+        raise ValueError(f"{_brief(value)} among the counts")
+    return value
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

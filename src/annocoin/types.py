@@ -1,0 +1,295 @@
+"""The two nouns everything speaks: what a person said about an image, and the masks in it.
+
+Conventions of the whole project: a class is its position 1..C in the list of class names (0 is the
+background, as in the paper); a size is (height, width); a box is x0, y0, x1, y1 in pixels from the
+image's upper left corner, right and lower edge exclusive; a point is x, y.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from annocoin import masks as rle
+from annocoin.masks import RLE, Size
+
+Box = tuple[float, float, float, float]
+Point = tuple[float, float]
+Kind = Literal["tag", "point", "box", "mask"]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One thing said about an image: a class, and as much as is known about where it is.
+
+    Without a place it is a tag: at least one object of that class is there. With a point, a box or
+    a mask (any of them) it is about one object.
+    """
+
+    label: int
+    box: Box | None = None
+    point: Point | None = None
+    mask: RLE | None = None
+    crowd: bool = False  # COCO's "iscrowd": the place holds several objects
+    difficult: bool = False  # VOC's flag; no protocol of ours treats it apart
+    score: float | None = None  # where the mark was made by a machine
+    confidence: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """The strongest thing the mark says."""
+        if self.mask is not None:
+            return "mask"
+        if self.box is not None:
+            return "box"
+        return "tag" if self.point is None else "point"
+
+
+@dataclass(frozen=True)
+class Annotation(Sequence[Mark]):
+    """All that is said about one image: tags, points, boxes, masks, in any mixture.
+
+    A sequence of N marks; the properties give the same as equal-length fields.
+
+    Example:
+        >>> annotation = Annotation((480, 640), (Mark(1), Mark(2, box=(10, 20, 110, 220))))
+        >>> annotation.kinds, annotation.labels.tolist()
+        (('tag', 'box'), [1, 2])
+    """
+
+    size: Size
+    marks: tuple[Mark, ...] = ()
+
+    def __post_init__(self) -> None:
+        height, width = self.size
+        for mark in self.marks:
+            if mark.label < 1:
+                raise ValueError(f"label {mark.label}: classes count from 1, 0 is the background")
+            if mark.mask is not None and tuple(mark.mask["size"]) != self.size:
+                raise ValueError(f"mask of size {mark.mask['size']} in an image of {self.size}")
+            if mark.box is not None:
+                x0, y0, x1, y1 = mark.box
+                if not (0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height):
+                    raise ValueError(f"box {mark.box} is empty or outside the image {self.size}")
+            if mark.point is not None:
+                x, y = mark.point
+                if not (0 <= x <= width and 0 <= y <= height):
+                    raise ValueError(f"point {mark.point} is outside the image {self.size}")
+
+    def __len__(self) -> int:
+        return len(self.marks)
+
+    @overload
+    def __getitem__(self, index: int) -> Mark: ...
+    @overload
+    def __getitem__(self, index: slice) -> Annotation: ...
+    def __getitem__(self, index: int | slice) -> Mark | Annotation:
+        if isinstance(index, slice):
+            return replace(self, marks=self.marks[index])
+        return self.marks[index]
+
+    def only(self, kind: Kind) -> Annotation:
+        """The marks of one kind, so that for example `only("box").labels` lines up with its boxes."""
+        return replace(self, marks=tuple(mark for mark in self.marks if mark.kind == kind))
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The classes said to be in the image, each once, rising."""
+        return tuple(sorted({mark.label for mark in self.marks}))
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What each mark says: tag, point, box or mask."""
+        return tuple(mark.kind for mark in self.marks)
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes: int64 [N]."""
+        return torch.tensor([mark.label for mark in self.marks], dtype=torch.int64)
+
+    @property
+    def boxes(self) -> Tensor:
+        """Boxes: float64 [N, 4], NaN where a mark has none."""
+        return _rows([mark.box for mark in self.marks], 4)
+
+    @property
+    def points(self) -> Tensor:
+        """Points: float64 [N, 2], NaN where a mark has none."""
+        return _rows([mark.point for mark in self.marks], 2)
+
+    @property
+    def masks(self) -> tuple[RLE | None, ...]:
+        """Masks, None where a mark has none."""
+        return tuple(mark.mask for mark in self.marks)
+
+    @property
+    def crowd(self) -> Tensor:
+        """Whether a mark covers several objects: bool [N]."""
+        return torch.tensor([mark.crowd for mark in self.marks], dtype=torch.bool)
+
+    def instances(self) -> Instances:
+        """The marks that have a mask, as `Instances`; a score not given is 1."""
+        marks = [mark for mark in self.marks if mark.mask is not None]
+        return Instances(
+            size=self.size,
+            masks=[mark.mask for mark in marks if mark.mask is not None],
+            labels=[mark.label for mark in marks],
+            scores=[1.0 if mark.score is None else mark.score for mark in marks],
+            confidence=[math.nan if mark.confidence is None else mark.confidence for mark in marks],
+            crowd=[mark.crowd for mark in marks],
+        )
+
+
+class Instances:
+    """N instances in one image: truth, prediction or pseudo label. Equal-length, indexable fields.
+
+    Args:
+        size: (height, width) of the image.
+        masks: N RLEs, or a tensor or array [N, H, W] (non-zero is foreground).
+        labels: classes 1..C, int64 [N].
+        scores: ranking of the instances, float64 [N]; 1 if not given.
+        boxes: float64 [N, 4]; the masks' tight boxes if not given.
+        confidence: how sure a pseudo label is, float64 [N] in [0, 1]; NaN if not known.
+        crowd: whether the mask covers several objects, bool [N]; False if not given.
+
+    Example:
+        >>> square = torch.zeros(1, 8, 8)
+        >>> square[0, 2:4, 1:6] = 1
+        >>> found = Instances(size=(8, 8), masks=square, labels=[3], scores=[0.9])
+        >>> found.boxes.tolist(), found.areas.tolist()
+        ([[1.0, 2.0, 6.0, 4.0]], [10.0])
+    """
+
+    def __init__(
+        self,
+        *,
+        size: Size,
+        masks: Sequence[RLE] | Tensor | np.ndarray[Any, Any],
+        labels: Sequence[int] | Tensor,
+        scores: Sequence[float] | Tensor | None = None,
+        boxes: Sequence[Sequence[float]] | Tensor | None = None,
+        confidence: Sequence[float] | Tensor | None = None,
+        crowd: Sequence[bool] | Tensor | None = None,
+    ) -> None:
+        self.size: Size = (int(size[0]), int(size[1]))
+        self.masks = _as_rles(masks, self.size)
+        n = len(self.masks)
+        self.labels = _field("labels", labels, torch.int64, (n,))
+        self.scores = _field("scores", scores, torch.float64, (n,), 1.0)
+        self.confidence = _field("confidence", confidence, torch.float64, (n,), math.nan)
+        self.crowd = _field("crowd", crowd, torch.bool, (n,), False)
+        if boxes is None:
+            boxes = torch.from_numpy(rle.boxes(self.masks))
+        self.boxes = _field("boxes", boxes, torch.float64, (n, 4))
+        if n and int(self.labels.min()) < 1:
+            raise ValueError("labels: classes count from 1, 0 is the background")
+        if bool(self.scores.isnan().any()):
+            raise ValueError("scores: NaN; expected numbers")
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Instances:
+        """The chosen instances: a position, a slice, positions, or a bool tensor [N]."""
+        if isinstance(index, Tensor) and index.dtype == torch.bool and index.shape != (len(self),):
+            raise IndexError(f"bool index of shape {tuple(index.shape)}; expected ({len(self)},)")
+        positions = torch.arange(len(self))[torch.as_tensor(index) if _is_list(index) else index]
+        positions = positions.reshape(-1)
+        return Instances(
+            size=self.size,
+            masks=[self.masks[i] for i in positions.tolist()],
+            labels=self.labels[positions],
+            scores=self.scores[positions],
+            boxes=self.boxes[positions],
+            confidence=self.confidence[positions],
+            crowd=self.crowd[positions],
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Instances):
+            return NotImplemented
+        return (
+            self.size == other.size
+            and self.masks == other.masks
+            and torch.equal(self.labels, other.labels)
+            and torch.equal(self.scores, other.scores)
+            and torch.equal(self.boxes, other.boxes)
+            and torch.equal(self.confidence.nan_to_num(-1), other.confidence.nan_to_num(-1))
+            and torch.equal(self.crowd, other.crowd)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Instances({len(self)} in {self.size[0]}x{self.size[1]})"
+
+    @property
+    def areas(self) -> Tensor:
+        """Pixels of each mask: float64 [N]."""
+        return torch.from_numpy(rle.areas(self.masks))
+
+    def dense(self) -> Tensor:
+        """The masks as a bool tensor [N, H, W]."""
+        return torch.from_numpy(rle.decode(self.masks, self.size))
+
+    def annotation(self) -> Annotation:
+        """The same as marks with mask, box, score and confidence, for the writers of datasets."""
+        marks = tuple(
+            Mark(
+                label=int(self.labels[i]),
+                box=_box_or_none(self.boxes[i].tolist()),
+                mask=self.masks[i],
+                crowd=bool(self.crowd[i]),
+                score=float(self.scores[i]),
+                confidence=None if self.confidence[i].isnan() else float(self.confidence[i]),
+            )
+            for i in range(len(self))
+        )
+        return Annotation(self.size, marks)
+
+
+def _as_rles(masks: Sequence[RLE] | Tensor | np.ndarray[Any, Any], size: Size) -> tuple[RLE, ...]:
+    if isinstance(masks, Tensor):
+        masks = masks.detach().cpu().numpy()
+    if isinstance(masks, np.ndarray):
+        if masks.ndim != 3 or masks.shape[1:] != size:
+            raise ValueError(f"masks of shape {masks.shape}; expected (N, {size[0]}, {size[1]})")
+        return tuple(rle.encode(masks))
+    for mask in masks:
+        if tuple(mask["size"]) != size:
+            raise ValueError(f"mask of size {mask['size']} in an image of {size}")
+    return tuple(masks)
+
+
+def _field(
+    name: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...], default: Any = None
+) -> Tensor:
+    if value is None:
+        return torch.full(shape, default, dtype=dtype)
+    field = torch.as_tensor(value, dtype=dtype)
+    if field.numel() == 0:
+        field = field.reshape((0, *shape[1:]))
+    if field.shape != shape:
+        raise ValueError(f"{name} of shape {tuple(field.shape)}; expected {shape}")
+    return field
+
+
+def _rows(rows: Sequence[tuple[float, ...] | None], width: int) -> Tensor:
+    missing = (math.nan,) * width
+    values = [missing if row is None else row for row in rows]
+    return torch.tensor(values, dtype=torch.float64).reshape(len(values), width)
+
+
+def _box_or_none(box: Sequence[float]) -> Box | None:
+    x0, y0, x1, y1 = box
+    return (x0, y0, x1, y1) if x1 > x0 and y1 > y0 else None
+
+
+def _is_list(index: object) -> bool:
+    return isinstance(index, Sequence)
