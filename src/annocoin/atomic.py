@@ -37,7 +37,7 @@ def write_json(path: Path, content: Any, *, indent: int | None = None) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` when the block ends well, and vanishes otherwise.
+    """Yield a temporary folder that becomes `path` if the block ends well, and vanishes if not.
 
     `path` must not exist yet, or be an empty folder.
     """

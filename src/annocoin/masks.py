@@ -1,7 +1,7 @@
 """Binary masks as COCO run-length encodings (RLE): exact, small, and checked where they come in.
 
-An RLE is ``{"size": [height, width], "counts": bytes}``: the lengths of alternating runs of 0 and 1,
-column by column, in COCO's compressed alphabet. pycocotools does the arithmetic; it trusts its
+An RLE is ``{"size": [height, width], "counts": bytes}``: the lengths of alternating runs of 0 and
+1, column by column, in COCO's compressed alphabet. pycocotools does the arithmetic; it trusts its
 input to the point of reading foreign memory, so everything from outside passes `from_json` first.
 """
 
@@ -68,7 +68,7 @@ def iou(
 
 
 def interior_point(rle: RLE) -> tuple[float, float]:
-    """The centre (x, y) of the pixel farthest from the mask's outside: where a person would click."""
+    """The centre (x, y) of the pixel deepest inside the mask: where a person would click."""
     mask = np.pad(coco.decode(rle), 1)
     distance = cv2.distanceTransform(mask, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
     row, column = np.unravel_index(int(distance.argmax()), distance.shape)

@@ -95,7 +95,7 @@ class Annotation(Sequence[Mark]):
         return self.marks[index]
 
     def only(self, kind: Kind) -> Annotation:
-        """The marks of one kind, so that for example `only("box").labels` lines up with its boxes."""
+        """The marks of one kind: `only("box").labels` lines up with `only("box").boxes`."""
         return replace(self, marks=tuple(mark for mark in self.marks if mark.kind == kind))
 
     @property

@@ -4,7 +4,16 @@ import cv2
 import numpy as np
 
 from annocoin.data.synthetic.outlines import Points, blob
-from annocoin.data.synthetic.textures import TEXTURES, Array, Rng, fractal, lch, noise, skin
+from annocoin.data.synthetic.textures import (
+    TEXTURES,
+    Array,
+    Rng,
+    coat_colours,
+    fractal,
+    lch,
+    noise,
+    skin,
+)
 
 
 def paint_backdrop(rng: Rng, size: tuple[int, int]) -> Array:
@@ -47,16 +56,14 @@ def _stone(rng: Rng, canvas: Array, short: int) -> None:
     ground = canvas[window]
     if min(cover.shape[:2]) < 2:
         return
-    hue = rng.uniform(0, 360)
-    base = lch(rng.uniform(42, 72), rng.uniform(18, 40), hue)
+    base, relief = coat_colours(rng, rng.uniform(0, 360))
     base += (ground.mean((0, 1)) - base) * rng.uniform(0, 0.6)
-    accent = base + lch(rng.choice([-1, 1]) * rng.uniform(9, 20), rng.uniform(0, 12), hue)
     rows, cols = np.indices(cover.shape[:2], dtype=np.float32) / np.float32(diameter)
     turn = rng.uniform(0, np.pi)
     u = np.cos(turn) * cols - np.sin(turn) * rows
     v = np.sin(turn) * cols + np.cos(turn) * rows
     pattern = skin(rng, str(rng.choice(TEXTURES)), u, v, rng.uniform(4, 9))
-    colour = base + (rng.uniform(0.2, 0.5) * pattern)[..., None] * (accent - base)
+    colour = base + (rng.uniform(0.2, 0.5) * pattern)[..., None] * relief
     ground += cover[..., None] * (colour - ground)
 
 
@@ -89,4 +96,5 @@ def _cover(
     placed = (points - (left, top) + 0.5) * fine - 0.5
     cv2.fillPoly(raster, [np.rint(placed * 16).astype(np.int32)], 1.0, cv2.LINE_8, 4)
     cover = cv2.resize(raster, (shape[1], shape[0]), interpolation=cv2.INTER_AREA)
-    return np.s_[int(top) : int(bottom), int(left) : int(right)], cover
+    window = np.s_[int(top) : int(bottom), int(left) : int(right)]
+    return window, cover.astype(np.float32)

@@ -9,10 +9,11 @@ import numpy.typing as npt
 from annocoin.data.synthetic.emblems import emblem_figure
 from annocoin.data.synthetic.outlines import Outline, Points, draw_outline
 from annocoin.data.synthetic.species import SPECIES, Traits, born
-from annocoin.data.synthetic.textures import Array, Rng, lch, noise, skin
+from annocoin.data.synthetic.textures import Array, Rng, coat_colours, lch, noise, skin
 
 CAMOUFLAGED = 0.40  # share of creatures coloured like the ground they stand on
 FADED = 0.55  # share of creatures whose outline fades on one side
+MIN_GAP = 12.0  # Lab distance between a body and the mean of its ground
 PART_SHARE = (0.085, 0.13)  # of the creature's area
 
 
@@ -67,16 +68,18 @@ def paint_creature(rng: Rng, sprite: Sprite, ground: Array) -> Array:
 def _coat(rng: Rng, sprite: Sprite, ground: Array) -> Array:
     """Base colour, skin pattern and one inner edge, all before light and fading."""
     traits = sprite.traits
-    base = lch(rng.uniform(42, 72), rng.uniform(18, 40), traits.hue)
+    base, relief = coat_colours(rng, traits.hue)
+    local = np.average(ground.reshape(-1, 3), axis=0, weights=sprite.body.ravel())
     if rng.random() < CAMOUFLAGED:
-        local = np.average(ground.reshape(-1, 3), axis=0, weights=sprite.body.ravel())
         base += (local - base) * rng.uniform(0.55, 0.9)
-    accent = base + lch(rng.choice([-1, 1]) * rng.uniform(9, 20), rng.uniform(0, 12), traits.hue)
+    # However it came about, no body may equal its ground: there would be nothing to segment.
+    gap = float(np.linalg.norm(base - local))
+    base = local + (base - local) * max(1.0, MIN_GAP / max(gap, 1e-3))
     pattern = skin(rng, traits.texture, sprite.u, sprite.v, traits.frequency)
     strength = rng.uniform(0.2, 0.5) * pattern
     strength += _marking(rng, sprite.u, sprite.v) * rng.uniform(0.5, 1.0)
     shape = (pattern.shape[0], pattern.shape[1])
-    coat = base + strength[..., None] * (accent - base)
+    coat = base + strength[..., None] * relief
     coat += 1.6 * noise(rng, shape, sprite.diameter / 14, 3).reshape(*shape, 3)
     return coat.astype(np.float32)
 
@@ -98,7 +101,7 @@ def _marking(rng: Rng, u: Array, v: Array) -> Array:
 
 def _rim(sprite: Sprite) -> Array:
     """1 on the outline, falling to 0 inside [h, w]."""
-    soft = cv2.GaussianBlur(sprite.body, (0, 0), max(0.06 * sprite.diameter, 0.8))
+    soft = cv2.GaussianBlur(sprite.body, (0, 0), max(0.045 * sprite.diameter, 0.8))
     return np.clip(2.0 - 2.0 * soft, 0, 1)
 
 
@@ -109,8 +112,10 @@ def _fade(rng: Rng, sprite: Sprite, rim: Array, colour: Array, ground: Array) ->
     direction = rng.uniform(0, 2 * np.pi)
     towards = np.cos(direction) * sprite.u + np.sin(direction) * sprite.v
     side = np.clip(towards / 0.25 + rng.uniform(0.0, 0.8), 0, 1)
-    weight = rng.uniform(0.6, 0.85) * side * rim
-    return colour + weight[..., None] * (ground - colour)
+    weight = rng.uniform(0.65, 0.88) * side * rim
+    # Only the ground's colour, not its detail: a creature is not transparent.
+    haze = cv2.GaussianBlur(ground, (0, 0), max(0.05 * sprite.diameter, 0.8))
+    return colour + weight[..., None] * (haze - colour)
 
 
 def _stamp(rng: Rng, sprite: Sprite, colour: Array) -> Array:
@@ -136,7 +141,8 @@ def _coverage(outline: Outline, to_pixels: Points, diameter: float) -> Array:
         cv2.fillPoly(raster, [np.rint(placed * 16).astype(np.int32)], 255, cv2.LINE_8, 4)
     soft = cv2.GaussianBlur(raster, (0, 0), 0.018 * diameter * fine)
     smooth = (soft > 127).astype(np.float32)
-    return cv2.resize(smooth, (int(width), int(height)), interpolation=cv2.INTER_AREA)
+    small = cv2.resize(smooth, (int(width), int(height)), interpolation=cv2.INTER_AREA)
+    return small.astype(np.float32)
 
 
 def _body_coordinates(shape: tuple[int, ...], to_pixels: Points) -> tuple[Array, Array]:

@@ -27,8 +27,8 @@ class Outline:
 
 def draw_outline(rng: np.random.Generator, plan: str, part_share: float) -> Outline:
     """Draw an outline of the body plan `plan` whose emblem takes `part_share` of its area."""
-    polygons, head = PLANS[plan](rng)
-    polygons, head = _deform(rng, polygons, np.asarray(head))
+    drawn, anchor = PLANS[plan](rng)
+    polygons, head = _deform(rng, drawn, np.asarray(anchor))
     radius = np.sqrt(part_share * _area(polygons) / np.pi)
     # The head grows around the emblem, so the emblem never leaves the body.
     polygons = [*polygons, ellipse(head[0], head[1], 1.2 * radius, 1.2 * radius)]
@@ -46,7 +46,9 @@ def blob(rng: np.random.Generator, waves: int = 5, wobble: float = 0.16) -> Poin
     return points / np.ptp(points, axis=0).max()
 
 
-def ellipse(x: float, y: float, a: float, b: float, tilt: float = 0.0, power: float = 2.0) -> Points:
+def ellipse(
+    x: float, y: float, a: float, b: float, tilt: float = 0.0, power: float = 2.0
+) -> Points:
     """A superellipse [N, 2] with half axes `a`, `b`, turned by `tilt` radians."""
     angle = _turn(48)
     cos, sin = np.cos(angle), np.sin(angle)
@@ -63,7 +65,7 @@ def limb(
     bend: float = 0.0,
 ) -> Points:
     """A tapered, bent limb [N, 2]: half width `width[0]` at `start`, `width[1]` at `end`."""
-    t = np.linspace(0, 1, 14)[:, None]
+    t = np.linspace(0, 1, 16)[:, None]
     first, last = np.asarray(start), np.asarray(end)
     along = last - first
     across = np.array([-along[1], along[0]])
@@ -71,6 +73,7 @@ def limb(
     normal = np.gradient(spine, axis=0)[:, ::-1] * (-1, 1)
     normal /= np.linalg.norm(normal, axis=1, keepdims=True)
     half = width[0] + (width[1] - width[0]) * t
+    half *= np.sqrt(1 - np.clip((t - 0.8) / 0.2, 0, 1) ** 2)  # a round tip
     return np.concatenate([spine + half * normal, (spine - half * normal)[::-1]])
 
 

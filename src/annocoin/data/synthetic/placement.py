@@ -15,7 +15,7 @@ Window = tuple[slice, slice]
 COUNTS = (0.22, 0.33, 0.27, 0.18)  # how often a scene wants 1, 2, 3, 4 creatures
 KIN = 0.35  # how often a creature is of the class of one already there
 CROWD = 0.55  # how often it is put beside or before one already there
-DIAMETER = (0.22, 0.6)  # of the image's short side
+DIAMETER = (0.2, 0.6)  # of the image's short side
 SMALLEST = 16.0  # pixels; below, no emblem can be read
 TRIALS = 6
 
@@ -61,7 +61,8 @@ def place_creatures(rng: Rng, size: tuple[int, int]) -> tuple[list[Placed], Byte
         for _ in range(TRIALS):
             candidate = [*placed, _drop(rng, sprite, placed, size)]
             new_ids, new_parts = _stack(candidate, ids, parts)
-            if _all_visible(candidate, new_ids, new_parts):
+            # The first stands alone and inside the image: it remains, so no scene is empty.
+            if not placed or _all_visible(candidate, new_ids, new_parts):
                 placed, ids, parts = candidate, new_ids, new_parts
                 break
     return placed, ids, parts
@@ -74,9 +75,13 @@ def _label(rng: Rng, placed: list[Placed]) -> int:
 
 
 def _diameter(rng: Rng, size: tuple[int, int], company: bool) -> float:
-    # The first creature is always large enough to remain, whatever the image's proportions.
-    low = DIAMETER[0] if company else 0.4
-    return max(min(size) * rng.uniform(low, DIAMETER[1]), SMALLEST)
+    short = min(size)
+    if company:
+        return max(short * rng.uniform(*DIAMETER), SMALLEST)
+    # The first is in the background: large enough to be hidden a little, and, in a very long
+    # image, to take its share (the narrowest outline fills a quarter of its diameter squared).
+    needed = np.sqrt(5 * MIN_IMAGE * size[0] * size[1])
+    return max(short * rng.uniform(0.4, DIAMETER[1]), min(needed, 0.9 * short))
 
 
 def _drop(rng: Rng, sprite: Sprite, placed: list[Placed], size: tuple[int, int]) -> Placed:
@@ -87,6 +92,7 @@ def _drop(rng: Rng, sprite: Sprite, placed: list[Placed], size: tuple[int, int])
         angle = rng.uniform(0, 2 * np.pi)
         apart = rng.uniform(0.4, 0.6) * (sprite.diameter + other.sprite.diameter)
         centre = centre + apart * np.array([np.sin(angle), np.cos(angle)])
+        centre = np.clip(centre, 0.5 * half, np.maximum(np.array(size) - 0.5 * half, 0.5 * half))
     else:
         # A first creature stays inside; the others may be cut a little by the border.
         margin = np.minimum(half if not placed else 0.75 * half, np.array(size) / 2)
@@ -113,7 +119,7 @@ def _all_visible(candidate: list[Placed], ids: Bytes, parts: Bytes) -> bool:
     for number, creature in enumerate(candidate, 1):
         sprite = creature.sprite
         area = np.count_nonzero(sprite.solid)
-        window, inner = creature.windows(ids.shape)
+        _, inner = creature.windows(ids.shape)
         inside = np.count_nonzero(sprite.solid[inner])
         enough = (
             seen[number] >= max(MIN_VISIBLE * area, MIN_IMAGE * ids.size)

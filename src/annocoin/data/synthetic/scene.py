@@ -70,7 +70,7 @@ def _add(rng: Rng, canvas: Array, creature: Placed) -> None:
     above, left = inner[0].start, inner[1].start
     below = sprite.body.shape[0] - inner[0].stop
     right = sprite.body.shape[1] - inner[1].stop
-    whole = cv2.copyMakeBorder(ground, above, below, left, right, cv2.BORDER_REPLICATE)
+    whole = np.pad(ground, ((above, below), (left, right), (0, 0)), mode="edge")
     shadow = cv2.GaussianBlur(sprite.body, (0, 0), max(0.035 * sprite.diameter, 0.8))
     whole[..., 0] -= rng.uniform(0, 9) * shadow
     colour = paint_creature(rng, sprite, whole)

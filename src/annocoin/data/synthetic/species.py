@@ -10,9 +10,9 @@ import numpy as np
 
 # How often a creature shows its species' favourite instead of anybody's. Together with HUE_SPREAD
 # these set how much the body gives away; `benchmarks/synthetic.py` measures the outcome.
-FAVOUR_PLAN = 0.30
-FAVOUR_TEXTURE = 0.30
-HUE_SPREAD = 60.0  # degrees, standard deviation around the species' hue
+FAVOUR_PLAN = 0.38
+FAVOUR_TEXTURE = 0.38
+HUE_SPREAD = 50.0  # degrees, standard deviation around the species' hue
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,13 @@ def lch(lightness: float, chroma: float, hue: float) -> Array:
     return np.array([lightness, chroma * np.cos(angle), chroma * np.sin(angle)], np.float32)
 
 
+def coat_colours(rng: Rng, hue: float) -> tuple[Array, Array]:
+    """A body's base colour in Lab [3], and what its pattern and markings add to it [3]."""
+    base = lch(rng.uniform(42, 72), rng.uniform(18, 40), hue)
+    lift = rng.choice([-1, 1]) * rng.uniform(12, 24)
+    return base, lch(lift, rng.uniform(0, 12), hue)
+
+
 def noise(rng: Rng, shape: tuple[int, int], cell: float, channels: int = 1) -> Array:
     """Smooth noise of about unit variance [h, w] (or [h, w, channels]), one bump per `cell` px."""
     rows, cols = (int(np.ceil(side / max(cell, 1.0))) + 3 for side in shape)

@@ -1,0 +1,115 @@
+"""Checks that every reader makes on numbers, names and lists: right, or one clear line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from annocoin.errors import InputError
+from annocoin.masks import Size
+from annocoin.types import Box, Point
+
+T = TypeVar("T")
+
+
+def read_text(path: Path) -> str:
+    """The whole file as text."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text file in UTF-8") from None
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not blank, stripped."""
+    return [line.strip() for line in read_text(path).splitlines() if line.strip()]
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: broken JSON ({error})") from None
+
+
+def field(entry: Any, key: str, kind: type[T], where: str) -> T:
+    """`entry[key]`, which must be there and of that kind (an int will do for a float)."""
+    if not isinstance(entry, dict):
+        raise InputError(f"{where}: found {brief(entry)}; expected an object with {key!r}")
+    if key not in entry:
+        raise InputError(f"{where}: no {key!r}; found the keys {brief(sorted(entry))}")
+    value = entry[key]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InputError(f"{where}: {key} is {brief(value)}; expected {kind.__name__}")
+    return value
+
+
+def finite(value: Any, where: str) -> float:
+    """A number that is neither NaN nor infinite, from a number or from text."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{where} is {brief(value)}; expected a finite number")
+    return number
+
+
+def clipped_box(box: Sequence[float], size: Size, where: str) -> Box:
+    """The part of the box that lies in the image; none is an error."""
+    height, width = size
+    x0, y0, x1, y1 = box
+    clipped = (max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height)))
+    if not (clipped[0] < clipped[2] and clipped[1] < clipped[3]):
+        raise InputError(
+            f"{where}: box {[round(v, 2) for v in box]} (x0, y0, x1, y1) is empty or outside "
+            f"the image of {width} x {height}"
+        )
+    return clipped
+
+
+def checked_point(point: Sequence[float], size: Size, where: str) -> Point:
+    """A point in the image; one outside is an error."""
+    x, y = point
+    if not (0 <= x <= size[1] and 0 <= y <= size[0]):
+        raise InputError(f"{where}: point {x:g}, {y:g} is outside the image {size[1]} x {size[0]}")
+    return x, y
+
+
+def checked_size(height: Any, width: Any, limit: int, where: str) -> Size:
+    """An image size from a file: positive whole numbers, not beyond what we would decode."""
+    whole = all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in (height, width))
+    if not whole or height * width > limit:
+        raise InputError(f"{where}: size {brief(height)} x {brief(width)}; expected pixels")
+    return height, width
+
+
+def label_of(name: str, classes: Sequence[str], where: str) -> int:
+    """The class 1..C of that name."""
+    if name not in classes:
+        raise InputError(f"{where}: unknown class {name!r}; expected one of {brief(list(classes))}")
+    return classes.index(name) + 1
+
+
+def unique(names: list[T], where: str) -> list[T]:
+    """The same list, if nothing stands in it twice."""
+    seen: set[T] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{where}: {name!r} occurs twice")
+        seen.add(name)
+    return names
+
+
+def brief(value: Any) -> str:
+    """A value for a message, cut if long."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,73 @@
+"""From any format to any other, for datasets and for instances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from annocoin.data import coco, folder, labelme, voc, yolo
+from annocoin.data.dataset import LabelledImages
+from annocoin.data.loss import Loss
+from annocoin.data.predictions import read_predictions, write_predictions
+from annocoin.errors import InputError, Problems
+from annocoin.types import Annotation
+
+Format = Literal["coco", "voc", "yolo", "labelme", "folder", "results"]
+
+
+def write_dataset(labelled: LabelledImages, out: str | Path, to: Format) -> Loss:
+    """Write a dataset in another format; the result tells what the format could not hold.
+
+    Args:
+        labelled: from `load_labelled` or `with_predictions`.
+        out: a .json file for "coco"; .json or a new folder for "results"; else a new folder.
+        to: the format; "results" are instances as `read_predictions` takes them.
+    """
+    out = Path(out)
+    if to not in _WRITERS:
+        raise InputError(f"format {to!r}; expected one of {', '.join(get_args(Format))}")
+    if to == "coco" and out.suffix != ".json":
+        raise InputError(f"{out}: COCO is one file; give a name that ends in .json")
+    if labelled.source is not None and out.resolve() == labelled.source.resolve():
+        raise InputError(f"{out}: that is the input; write to another place")
+    return _WRITERS[to](labelled, out)
+
+
+def with_predictions(
+    labelled: LabelledImages, predictions: Path, problems: Problems | None = None
+) -> LabelledImages:
+    """The same images with predicted instances instead of their labels."""
+    found = read_predictions(predictions, labelled, problems)
+    images = tuple(
+        replace(
+            image,
+            annotation=found[image.image_id].annotation()
+            if image.image_id in found
+            else Annotation(image.annotation.size),
+            listed_labels=None,
+        )
+        for image in labelled
+    )
+    return replace(labelled, images=images)
+
+
+def _write_results(labelled: LabelledImages, out: Path) -> Loss:
+    loss = Loss()
+    for mark in (mark for image in labelled for mark in image.annotation):
+        if mark.mask is None:
+            loss.drop(f"{mark.kind} labels")
+    found = {image.image_id: image.annotation.instances() for image in labelled}
+    write_predictions(out, found, labelled.category_ids)
+    return loss
+
+
+_WRITERS: dict[str, Callable[[LabelledImages, Path], Loss]] = {
+    "coco": coco.write,
+    "voc": voc.write,
+    "yolo": yolo.write,
+    "labelme": labelme.write,
+    "folder": folder.write,
+    "results": _write_results,
+}

@@ -1,0 +1,240 @@
+"""Datasets: what files say (`LabelledImages`), what training may see, what evaluation may see.
+
+`WeakDataset` and `EvaluationDataset` are different types on purpose. Training receives the first,
+which holds no mask but those that a user gave as labels (supervision "mixed").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from annocoin import masks
+from annocoin.data.checks import unique
+from annocoin.data.images import read_image
+from annocoin.errors import InputError
+from annocoin.types import Annotation, Box, Instances, Mark
+
+ImageId = str | int
+Supervision = Literal["image", "box", "point", "mixed"]
+
+
+@dataclass(frozen=True)
+class LabelledImage:
+    """An image and all that its files say about it.
+
+    Args:
+        image_id: the file's stem, or COCO's own id.
+        file_name: where the image lies in its dataset, with "/" between folders.
+        path: the image file; None if a COCO file came without its images.
+        annotation: the marks, in the order of the file.
+        listed_labels: the class of each mark by VOC's object list, where masks came with it:
+            the pixels' classes, in `annotation`, differ from it in a few images.
+    """
+
+    image_id: ImageId
+    file_name: str
+    path: Path | None
+    annotation: Annotation
+    listed_labels: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class LabelledImages(Sequence[LabelledImage]):
+    """A dataset as its files have it; readers make it, writers take it.
+
+    Args:
+        classes: the names of classes 1..C.
+        category_ids: the number each class has in result files; 1..C but for COCO.
+        images: the images.
+        split: the name of the list they came from.
+        source: the path it was read from, for messages.
+    """
+
+    classes: tuple[str, ...]
+    category_ids: tuple[int, ...]
+    images: tuple[LabelledImage, ...]
+    split: str | None = None
+    source: Path | None = None
+
+    @classmethod
+    def of(
+        cls,
+        classes: Sequence[str],
+        images: Sequence[LabelledImage],
+        *,
+        category_ids: Sequence[int] | None = None,
+        split: str | None = None,
+        source: Path | None = None,
+    ) -> LabelledImages:
+        """A dataset, which must have an image; the classes count from 1 if not said otherwise."""
+        if not images:
+            raise InputError(f"{source}: no usable image{f' in split {split!r}' if split else ''}")
+        numbers = range(1, len(classes) + 1) if category_ids is None else category_ids
+        return cls(tuple(classes), tuple(numbers), tuple(images), split, source)
+
+    def stems(self) -> list[str]:
+        """A file name without ending for every image, all different; folders become "__"."""
+        names = [str(PurePosixPath(i.file_name).with_suffix("")).replace("/", "__") for i in self]
+        return unique(names, f"{self.source}: image file names")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @overload
+    def __getitem__(self, index: int) -> LabelledImage: ...
+    @overload
+    def __getitem__(self, index: slice) -> LabelledImages: ...
+    def __getitem__(self, index: int | slice) -> LabelledImage | LabelledImages:
+        if isinstance(index, slice):
+            return replace(self, images=self.images[index])
+        return self.images[index]
+
+
+@dataclass(frozen=True)
+class WeakImage:
+    """One image for training, with what a person said about it."""
+
+    image_id: ImageId
+    path: Path
+    annotation: Annotation
+
+    def pixels(self) -> npt.NDArray[np.uint8]:
+        """The image as RGB, uint8 [H, W, 3]."""
+        return read_image(self.path)
+
+
+@dataclass(frozen=True)
+class WeakDataset(Sequence[WeakImage]):
+    """Images with cheap labels: all that training ever sees.
+
+    Args:
+        classes: the names of classes 1..C.
+        category_ids: the number each class has in result files.
+        supervision: what the annotations hold.
+        images: the images.
+    """
+
+    classes: tuple[str, ...]
+    category_ids: tuple[int, ...]
+    supervision: Supervision
+    images: tuple[WeakImage, ...]
+
+    def __post_init__(self) -> None:
+        allowed = {"image": {"tag"}, "box": {"tag", "box"}, "point": {"tag", "point"}}
+        for image in self.images if self.supervision != "mixed" else ():
+            extra = set(image.annotation.kinds) - allowed[self.supervision]
+            if extra:
+                raise ValueError(f"{image.image_id}: {extra} under supervision {self.supervision}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @overload
+    def __getitem__(self, index: int) -> WeakImage: ...
+    @overload
+    def __getitem__(self, index: slice) -> WeakDataset: ...
+    def __getitem__(self, index: int | slice) -> WeakImage | WeakDataset:
+        if isinstance(index, slice):
+            return replace(self, images=self.images[index])
+        return self.images[index]
+
+
+class EvaluationDataset:
+    """Images with the true masks, for measuring only.
+
+    Iterating gives the image ids; `truth` gives the instances of one.
+    """
+
+    def __init__(self, labelled: LabelledImages) -> None:
+        if not any(mark.mask is not None for image in labelled for mark in image.annotation):
+            raise InputError(
+                f"{labelled.source}: no masks in it; evaluation needs a dataset with true masks"
+            )
+        self.labelled = labelled
+        self._images = {image.image_id: image for image in labelled}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of classes 1..C."""
+        return self.labelled.classes
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __iter__(self) -> Iterator[ImageId]:
+        return iter(self._images)
+
+    def truth(
+        self, image_id: ImageId, classes_from: Literal["pixels", "objects"] = "pixels"
+    ) -> Instances:
+        """The true instances of one image.
+
+        `classes_from` chooses between VOC's class map and the object list of its XML; other
+        formats say each class once.
+        """
+        image = self._images[image_id]
+        annotation = image.annotation
+        if classes_from == "objects" and image.listed_labels is not None:
+            pairs = zip(annotation, image.listed_labels, strict=True)
+            annotation = replace(annotation, marks=tuple(replace(m, label=j) for m, j in pairs))
+        return annotation.instances()
+
+
+def weak_dataset(labelled: LabelledImages, supervision: Supervision) -> WeakDataset:
+    """What is left of a dataset under the given supervision."""
+    images = []
+    for image in labelled:
+        if image.path is None:
+            raise InputError(f"{labelled.source}: no images; say where they are with --images DIR")
+        where = f"{labelled.source}: image {image.image_id}"
+        images.append(
+            WeakImage(
+                image.image_id, image.path, weaken(image.annotation, supervision, where=where)
+            )
+        )
+    return WeakDataset(labelled.classes, labelled.category_ids, supervision, tuple(images))
+
+
+def weaken(annotation: Annotation, supervision: Supervision, *, where: str = "") -> Annotation:
+    """Keep only what the supervision allows.
+
+    image: each class once. box: boxes (of a mask, its tight box). point: points (of a mask, the
+    point deepest inside). mixed: every mark as it is. A crowd, no single object, becomes a tag.
+    """
+    if supervision == "mixed":
+        return annotation
+    size = annotation.size
+    if supervision == "image":
+        return Annotation(size, tuple(Mark(label) for label in annotation.classes))
+    place = _box_mark if supervision == "box" else _point_mark
+    marks = [Mark(mark.label) if mark.crowd else place(mark, where) for mark in annotation]
+    return Annotation(size, tuple(marks))
+
+
+def tight_box(mark: Mark) -> Box | None:
+    """The mark's box, else its mask's; None if it has neither."""
+    if mark.box is not None or mark.mask is None:
+        return mark.box
+    x0, y0, x1, y1 = masks.boxes([mark.mask])[0].tolist()
+    return (x0, y0, x1, y1) if x1 > x0 else None
+
+
+def _box_mark(mark: Mark, where: str) -> Mark:
+    box = tight_box(mark)
+    if box is None:
+        raise InputError(f"{where}: a label without a box; use --supervision image or mixed")
+    return Mark(mark.label, box=box, difficult=mark.difficult)
+
+
+def _point_mark(mark: Mark, where: str) -> Mark:
+    if mark.point is not None:
+        return Mark(mark.label, point=mark.point, difficult=mark.difficult)
+    if mark.mask is None:
+        raise InputError(f"{where}: a label without a point; use --supervision image or mixed")
+    return Mark(mark.label, point=masks.interior_point(mark.mask), difficult=mark.difficult)

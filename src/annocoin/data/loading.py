@@ -1,0 +1,115 @@
+"""Open any dataset by its path: the kind is recognised, the result is of the type asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from annocoin.data import coco, folder, labelme, voc, yolo
+from annocoin.data.dataset import (
+    EvaluationDataset,
+    LabelledImages,
+    Supervision,
+    WeakDataset,
+    weak_dataset,
+)
+from annocoin.errors import InputError, Problems
+
+Kind = Literal["voc", "coco", "folder", "yolo", "labelme"]
+
+
+def load_weak(
+    path: str | Path,
+    supervision: Supervision = "image",
+    *,
+    split: str | None = None,
+    kind: Kind | None = None,
+    images: str | Path | None = None,
+    problems: Problems | None = None,
+) -> WeakDataset:
+    """Images with cheap labels, for training.
+
+    Args:
+        path: a VOC folder, a COCO .json, a folder with labels.csv, a YOLO or a labelme folder.
+        supervision: what may be seen: "image" (tags), "box", "point" or "mixed".
+        split: the name of the list of images; all images if not given.
+        kind: the format, if it should not be recognised.
+        images: the folder with the images of a COCO file.
+        problems: `Problems(skip=True)` leaves bad images out instead of stopping.
+
+    VOC's segmentation maps are opened only to derive points; they are never labels.
+    """
+    if supervision not in get_args(Supervision):
+        raise InputError(
+            f"supervision {supervision!r}; expected one of {', '.join(get_args(Supervision))}"
+        )
+    kind = kind or recognise(Path(path))
+    with_masks = supervision == "point" or (supervision == "mixed" and kind != "voc")
+    labelled = load_labelled(
+        path, split=split, kind=kind, images=images, with_masks=with_masks, problems=problems
+    )
+    return weak_dataset(labelled, supervision)
+
+
+def load_evaluation(
+    path: str | Path,
+    *,
+    split: str | None = None,
+    kind: Kind | None = None,
+    images: str | Path | None = None,
+    problems: Problems | None = None,
+) -> EvaluationDataset:
+    """Images with their true masks, for measuring. The arguments are those of `load_weak`."""
+    return EvaluationDataset(
+        load_labelled(path, split=split, kind=kind, images=images, problems=problems)
+    )
+
+
+def load_labelled(
+    path: str | Path,
+    *,
+    split: str | None = None,
+    kind: Kind | None = None,
+    images: str | Path | None = None,
+    with_masks: bool = True,
+    problems: Problems | None = None,
+) -> LabelledImages:
+    """All that the files say, for conversion."""
+    path = Path(path)
+    problems = problems or Problems()
+    kind = kind or recognise(path)
+    if kind in ("coco", "labelme") and split is not None:
+        raise InputError(f"{path}: a {kind} dataset has no split lists; leave out --split")
+    if kind == "voc":
+        return voc.read(path, split, with_masks, problems)
+    if kind == "coco":
+        folder_of_images = None if images is None else Path(images)
+        if folder_of_images is not None and not folder_of_images.is_dir():
+            raise InputError(f"{images}: no such folder of images")
+        return coco.read(path, folder_of_images, with_masks, problems)
+    if kind == "folder":
+        return folder.read(path, split, problems)
+    if kind == "yolo":
+        return yolo.read(path, split, with_masks, problems)
+    if kind == "labelme":
+        return labelme.read(path, with_masks, problems)
+    raise InputError(f"kind {kind!r}; expected one of {', '.join(get_args(Kind))}")
+
+
+def recognise(path: Path) -> Kind:
+    """The format of the dataset at `path`."""
+    if path.is_file() and path.suffix == ".json":
+        return "coco"
+    if (path / "Annotations").is_dir() and (path / "JPEGImages").is_dir():
+        return "voc"
+    if (path / "labels.csv").is_file():
+        return "folder"
+    if (path / "data.yaml").is_file():
+        return "yolo"
+    if path.is_dir() and any(path.glob("*.json")):
+        return "labelme"
+    found = "no such file or folder" if not path.exists() else "not a dataset that we know"
+    raise InputError(
+        f"{path}: {found}; expected a VOC folder (Annotations, JPEGImages), a COCO .json, a folder "
+        "with images/ and labels.csv, a YOLO folder (data.yaml) or a labelme folder"
+    )

@@ -1,0 +1,37 @@
+"""What a file format could not hold, counted while writing and told to the user."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Loss:
+    """Collects the IoU of each written mask with its original, and what was left out."""
+
+    ious: list[float] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def mask(self, iou: float) -> None:
+        """One mask was written; `iou` compares what a reader gets with the original."""
+        self.ious.append(iou)
+
+    def drop(self, what: str) -> None:
+        """One thing was left out, because the format has no place for it."""
+        self.dropped[what] += 1
+
+    def lines(self) -> list[str]:
+        """One line per kind of loss; none if all is exact."""
+        changed = [iou for iou in self.ious if iou < 1]
+        lines = []
+        if changed:
+            lines.append(
+                f"{len(changed)} of {len(self.ious)} masks changed: "
+                f"mean IoU with the original {sum(self.ious) / len(self.ious):.4f}, "
+                f"least {min(self.ious):.4f}"
+            )
+        lines += [
+            f"{n} {what} left out: no place in this format" for what, n in self.dropped.items()
+        ]
+        return lines

@@ -1,0 +1,196 @@
+"""Instances on disk: COCO results (one JSON file), or a folder with one JSON file an image.
+
+COCO results: ``[{"image_id", "category_id", "segmentation": RLE, "score"}, ...]``, optionally with
+"bbox" and "confidence". A file of the folder: ``{"image_id": ..., "instances": [...]}`` with the
+same entries but for the image_id. A COCO dataset file with segmentations is taken too: a score that
+it does not give is 1, its images are known by their file names and its classes by their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from annocoin import masks
+from annocoin.atomic import new_directory, write_json
+from annocoin.data import coco
+from annocoin.data.checks import brief, field, finite, label_of, read_json
+from annocoin.data.dataset import ImageId, LabelledImages
+from annocoin.errors import InputError, Problems
+from annocoin.masks import RLE, Size
+from annocoin.progress import track
+from annocoin.types import Instances
+
+
+def read_predictions(
+    path: Path, dataset: LabelledImages, problems: Problems | None = None
+) -> dict[ImageId, Instances]:
+    """The instances of every image that has any, checked against the images of `dataset`."""
+    problems = problems or Problems()
+    if path.is_dir():
+        return _read_folder(path, dataset, problems)
+    content = read_json(path)
+    if isinstance(content, list):
+        return _read_entries(content, str(path), dataset, problems)
+    if isinstance(content, dict) and {"images", "annotations"} <= content.keys():
+        return _read_dataset(path, dataset, problems)
+    raise InputError(
+        f"{path}: found {brief(content)}; expected a list of COCO results, a COCO dataset "
+        "or a folder of prediction files"
+    )
+
+
+def write_predictions(
+    path: Path, predictions: Mapping[ImageId, Instances], category_ids: tuple[int, ...]
+) -> None:
+    """Write COCO results if `path` ends in .json, else a new folder with one file an image."""
+    if path.suffix == ".json":
+        entries = [
+            {"image_id": image_id, **entry}
+            for image_id, instances in predictions.items()
+            for entry in _to_entries(instances, category_ids)
+        ]
+        write_json(path, entries)
+        return
+    with new_directory(path) as folder:
+        for image_id, instances in predictions.items():
+            content = {
+                "image_id": image_id,
+                "instances": list(_to_entries(instances, category_ids)),
+            }
+            write_json(folder / (str(image_id).replace("/", "__") + ".json"), content)
+
+
+def _read_folder(
+    folder: Path, dataset: LabelledImages, problems: Problems
+) -> dict[ImageId, Instances]:
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise InputError(f"{folder}: no prediction files; expected one .json file an image")
+    found: dict[ImageId, Instances] = {}
+    for file in track(files, "reading predictions"):
+        with problems.caught():
+            content = read_json(file)
+            image_id = field(content, "image_id", object, str(file))
+            entries = field(content, "instances", list, str(file))
+            if isinstance(image_id, list | dict) or image_id in found:
+                raise InputError(f"{file}: image_id {brief(image_id)} occurs twice or is none")
+            own = [e | {"image_id": image_id} if isinstance(e, dict) else e for e in entries]
+            found |= _read_entries(own, str(file), dataset, problems)
+    return found
+
+
+def _read_entries(
+    entries: list[Any], where: str, dataset: LabelledImages, problems: Problems
+) -> dict[ImageId, Instances]:
+    sizes = {image.image_id: image.annotation.size for image in dataset}
+    labels = {number: j for j, number in enumerate(dataset.category_ids, start=1)}
+    columns: dict[ImageId, _Columns] = {}
+    seen: set[Any] = set()
+    for number, entry in enumerate(entries):
+        with problems.caught():
+            here = f"{where}: entry {number}"
+            image_id: Any = field(entry, "image_id", object, here)
+            if isinstance(image_id, bool | list | dict) or image_id not in sizes:
+                example = next(iter(sizes))
+                raise InputError(
+                    f"{here}: image_id {brief(image_id)} is not in the dataset; "
+                    f"its ids are such as {example!r}"
+                )
+            if "id" in entry:
+                if str(entry["id"]) in seen:
+                    raise InputError(f"{here}: id {brief(entry['id'])} occurs twice")
+                seen.add(str(entry["id"]))
+            column = columns.setdefault(image_id, _Columns(sizes[image_id]))
+            column.add(entry, labels, here)
+    return {image_id: column.instances() for image_id, column in columns.items() if column.masks}
+
+
+class _Columns:
+    """The fields of one image's instances, while they are read."""
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+        self.masks: list[RLE] = []
+        self.labels: list[int] = []
+        self.scores: list[float] = []
+        self.boxes: list[list[float] | None] = []
+        self.confidence: list[float] = []
+
+    def add(self, entry: dict[str, Any], labels: dict[int, int], where: str) -> None:
+        category = field(entry, "category_id", int, where)
+        if category not in labels:
+            raise InputError(f"{where}: category_id {category}; expected {brief(list(labels))}")
+        score = finite(field(entry, "score", object, where), f"{where}: score")
+        confidence = entry.get("confidence")
+        if confidence is not None:
+            confidence = finite(confidence, f"{where}: confidence")
+        box = entry.get("bbox")
+        if box is not None:
+            numbers = [
+                finite(value, f"{where}: bbox") for value in field(entry, "bbox", list, where)
+            ]
+            if len(numbers) != 4:
+                raise InputError(f"{where}: bbox is {brief(box)}; expected x, y, width, height")
+            box = [*numbers[:2], numbers[0] + numbers[2], numbers[1] + numbers[3]]
+        rle = masks.from_json(field(entry, "segmentation", object, where), self.size, where)
+        self.masks.append(rle)
+        self.labels.append(labels[category])
+        self.scores.append(score)
+        self.boxes.append(box)
+        self.confidence.append(math.nan if confidence is None else confidence)
+
+    def instances(self) -> Instances:
+        found = Instances(
+            size=self.size,
+            masks=self.masks,
+            labels=self.labels,
+            scores=self.scores,
+            confidence=self.confidence,
+        )
+        for i, box in enumerate(self.boxes):
+            if box is not None:
+                found.boxes[i] = found.boxes.new_tensor(box)
+        return found
+
+
+def _read_dataset(
+    path: Path, dataset: LabelledImages, problems: Problems
+) -> dict[ImageId, Instances]:
+    given = coco.read(path, None, True, problems)
+    ids = {_stem(image.file_name): image.image_id for image in dataset}
+    sizes = {image.image_id: image.annotation.size for image in dataset}
+    found: dict[ImageId, Instances] = {}
+    for image in given:
+        with problems.caught():
+            where = f"{path}: image {image.file_name!r}"
+            image_id = ids.get(_stem(image.file_name))
+            if image_id is None or sizes[image_id] != image.annotation.size:
+                raise InputError(f"{where} is not in the dataset, or of another size there")
+            instances = image.annotation.instances()
+            names = [given.classes[label - 1] for label in instances.labels.tolist()]
+            numbers = [label_of(name, dataset.classes, where) for name in names]
+            instances.labels = instances.labels.new_tensor(numbers)
+            if len(instances):
+                found[image_id] = instances
+    return found
+
+
+def _stem(file_name: str) -> str:
+    return PurePosixPath(file_name).with_suffix("").as_posix()
+
+
+def _to_entries(instances: Instances, category_ids: tuple[int, ...]) -> Iterable[dict[str, Any]]:
+    for i, rle in enumerate(instances.masks):
+        x0, y0, x1, y1 = instances.boxes[i].tolist()
+        entry = {
+            "category_id": category_ids[int(instances.labels[i]) - 1],
+            "segmentation": masks.to_json(rle),
+            "score": float(instances.scores[i]),
+            "bbox": [x0, y0, x1 - x0, y1 - y0],
+        }
+        if not instances.confidence[i].isnan():
+            entry["confidence"] = float(instances.confidence[i])
+        yield entry

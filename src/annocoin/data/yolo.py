@@ -1,0 +1,162 @@
+"""YOLO: `data.yaml`, `images/SPLIT/*`, `labels/SPLIT/*.txt` with one object a line.
+
+A line is ``class x y w h`` (a box by its centre) or ``class x y x y x y ...`` (a polygon), all from
+0 to 1, classes from 0. Masks become polygons, and the loss says what that cost.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from annocoin import masks
+from annocoin.atomic import new_directory
+from annocoin.data.checks import brief, clipped_box, field, finite, read_lines, read_text, unique
+from annocoin.data.dataset import LabelledImage, LabelledImages
+from annocoin.data.images import SUFFIXES, copy_image, image_size, inside
+from annocoin.data.loss import Loss
+from annocoin.data.polygons import from_polygon, to_polygon
+from annocoin.errors import InputError, Problems
+from annocoin.masks import Size
+from annocoin.progress import track
+from annocoin.types import Annotation, Mark
+
+_SPLITS = ("train", "val", "test")
+
+
+def read(root: Path, split: str | None, with_masks: bool, problems: Problems) -> LabelledImages:
+    """Read one split of a YOLO folder; without `split`, all of them."""
+    path = root / "data.yaml"
+    content = _parse(path)
+    names = _class_names(content, path)
+    folders = {key: content[key] for key in _SPLITS if isinstance(content.get(key), str)}
+    if split is not None and split not in folders:
+        raise InputError(f"{path}: no split {split!r}; found: {', '.join(folders) or 'none'}")
+    files = [
+        file
+        for key in ([split] if split else folders)
+        for file in sorted(inside(root, folders[key].removeprefix("./"), str(path)).rglob("*"))
+        if file.suffix.lower() in SUFFIXES
+    ]
+    images = []
+    for file in track(list(dict.fromkeys(files)), f"reading {root.name}"):
+        with problems.caught():
+            size = image_size(file)
+            marks = _read_labels(_labels_file(root, file), size, len(names), with_masks)
+            name = file.relative_to(root / "images")
+            images.append(
+                LabelledImage(file.stem, name.as_posix(), file, Annotation(size, tuple(marks)))
+            )
+    unique([image.image_id for image in images], f"{root}: image name without ending")
+    return LabelledImages.of(names, images, split=split, source=root)
+
+
+def write(labelled: LabelledImages, out: Path) -> Loss:
+    """Write a new YOLO folder, images copied; tags and points have no place in it."""
+    loss = Loss()
+    split = labelled.split if labelled.split in _SPLITS else "train"
+    with new_directory(out) as root:
+        for folder in ("images", "labels"):
+            (root / folder / split).mkdir(parents=True)
+        pairs = list(zip(labelled, labelled.stems(), strict=True))
+        for image, stem in track(pairs, "writing YOLO"):
+            copy_image(image.path, root / "images" / split, stem)
+            lines = [_to_line(mark, image.annotation.size, loss) for mark in image.annotation]
+            text = "".join(f"{line}\n" for line in lines if line)
+            (root / "labels" / split / f"{stem}.txt").write_text(text)
+        names = "".join(f"  {j}: {json.dumps(name)}\n" for j, name in enumerate(labelled.classes))
+        (root / "data.yaml").write_text(f"path: .\n{split}: images/{split}\nnames:\n{names}")
+    return loss
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: broken YAML ({error})") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: found {brief(content)}; expected names and splits")
+    return content
+
+
+def _class_names(content: dict[str, Any], path: Path) -> list[str]:
+    names: Any = field(content, "names", object, str(path))
+    if isinstance(names, dict) and sorted(names) == list(range(len(names))):
+        names = [names[j] for j in range(len(names))]
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        raise InputError(f"{path}: names is {brief(names)}; expected a list of class names")
+    return unique(names, f"{path}: names")
+
+
+def _labels_file(root: Path, image: Path) -> Path:
+    inner = image.relative_to(root).parts
+    if inner[0] != "images":
+        raise InputError(f"{image}: expected the images of a YOLO folder in {root / 'images'}")
+    return root.joinpath("labels", *inner[1:]).with_suffix(".txt")
+
+
+def _read_labels(path: Path, size: Size, number_of_classes: int, with_masks: bool) -> list[Mark]:
+    if not path.is_file():  # YOLO's way of saying that nothing is there
+        return []
+    marks = []
+    for number, line in enumerate(read_lines(path), start=1):
+        where = f"{path}:{number}"
+        values = [finite(word, where) for word in line.split()]
+        if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
+            raise InputError(f"{where}: {len(values)} numbers; expected class x y w h or a polygon")
+        label = int(values[0]) + 1
+        if values[0] != int(values[0]) or not 1 <= label <= number_of_classes:
+            raise InputError(f"{where}: class {values[0]:g}; expected 0 to {number_of_classes - 1}")
+        if min(values[1:]) < -0.5 or max(values[1:]) > 1.5:
+            raise InputError(f"{where}: {brief(values[1:])}; expected numbers from 0 to 1")
+        marks.append(_to_mark(label, np.asarray(values[1:]), size, with_masks, where))
+    return marks
+
+
+def _to_mark(label: int, values: Any, size: Size, with_masks: bool, where: str) -> Mark:
+    height, width = size
+    if len(values) == 4:
+        x, y, w, h = (float(v) for v in values * (width, height, width, height))
+        return Mark(
+            label, box=clipped_box((x - w / 2, y - h / 2, x + w / 2, y + h / 2), size, where)
+        )
+    mask = from_polygon(values.reshape(-1, 2) * (width, height), size)
+    rle = masks.encode(mask[None])[0]
+    box = clipped_box(masks.boxes([rle])[0].tolist(), size, where)
+    return Mark(label, mask=rle) if with_masks else Mark(label, box=box)
+
+
+def _to_line(mark: Mark, size: Size, loss: Loss) -> str | None:
+    height, width = size
+    for what, there in (
+        ("crowd marks", mark.crowd),
+        ("difficult marks", mark.difficult),
+        ("scores", mark.score is not None),
+    ):
+        if there:
+            loss.drop(what)
+    if mark.mask is not None:
+        mask = masks.decode([mark.mask], size)[0]
+        corners = to_polygon(mask)
+        if corners is None:
+            loss.mask(0.0)
+            return None
+        numbers = corners / (width, height)
+        again = from_polygon(np.round(numbers, 6) * (width, height), size)
+        loss.mask(float((mask & again).sum() / (mask | again).sum()))
+        if len(corners) < 3:  # a polygon has three corners, even round a single pixel
+            numbers = np.concatenate([numbers, numbers, numbers])[:3]
+        flat = numbers.ravel()
+    elif mark.box is not None:
+        x0, y0, x1, y1 = mark.box
+        flat = np.asarray(
+            [(x0 + x1) / 2 / width, (y0 + y1) / 2 / height, (x1 - x0) / width, (y1 - y0) / height]
+        )
+    else:
+        loss.drop(f"{mark.kind}s")
+        return None
+    return " ".join([str(mark.label - 1), *(f"{value:.6f}" for value in flat)])
