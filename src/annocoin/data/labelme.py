@@ -122,7 +122,7 @@ def _to_mark(
             part = _from_png(shape, corners, size, where)
             dense = part if dense is None else dense | part
         elif kind == "polygon" and len(corners) >= 3:
-            part = from_polygon(corners - 0.5, size)
+            part = from_polygon(corners, size)
             dense = part if dense is None else dense | part
         else:
             raise InputError(

@@ -1,7 +1,8 @@
 """Masks as polygons, for formats that have nothing else, and back.
 
-Corners are pixel centres and the outline belongs to the mask, as OpenCV and YOLO's tools draw it.
-One polygon per mask: parts are joined by a seam that runs there and back; holes close.
+Corners are centres of pixels that belong to the mask, as OpenCV and YOLO's tools have it. There is
+one polygon per mask: parts and holes are joined by seams that run there and back, and a pixel is
+inside if it is enclosed an odd number of times. Only a seam that leaves the mask changes it.
 """
 
 from __future__ import annotations
@@ -18,27 +19,37 @@ Corners = npt.NDArray[np.float64]
 
 
 def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
-    """The outline of a mask [H, W] as corners [M, 2] (x, y); None if the mask is empty."""
-    found, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-    parts = [part.reshape(-1, 2) for part in found]
+    """The outline of a mask [H, W] as corners [M, 2] (x, y), M >= 3; None if the mask is empty."""
+    found, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+    parts = [np.asarray(part).reshape(-1, 2) for part in found]
     if not parts:
         return None
-    outline = parts[0]
-    for part in parts[1:]:
-        outline = _joined(outline, part)
-    return outline.astype(np.float64)
+    outline = parts.pop(0)
+    while parts:
+        gaps = [_nearest(outline, part)[2] for part in parts]
+        outline = _joined(outline, parts.pop(int(np.argmin(gaps))))
+    if len(outline) < 3:
+        outline = np.concatenate([outline, outline, outline])[:3]
+    return np.asarray(outline + 0.5, dtype=np.float64)
 
 
 def from_polygon(corners: Corners, size: Size) -> npt.NDArray[np.bool_]:
     """The mask [H, W] that the polygon [M, 2] outlines."""
+    pixels = np.clip(np.floor(corners), 0, (size[1] - 1, size[0] - 1)).astype(np.int32)
     mask = np.zeros(size, dtype=np.uint8)
-    cv2.fillPoly(mask, [np.rint(corners).astype(np.int32)], 1)
+    cv2.fillPoly(mask, [pixels], 1)
     return mask.astype(bool)
 
 
 def _joined(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Walk round the first, cross to the second at the nearest corners, round it, and back."""
+    i, j, _ = _nearest(first, second)
+    there = np.roll(second, -j, axis=0)
+    return np.concatenate([first[: i + 1], there, there[:1], first[i:]])
+
+
+def _nearest(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> tuple[int, int, int]:
+    """The nearest corners of two outlines, and their squared distance."""
     gaps = ((first[:, None].astype(np.int64) - second[None]) ** 2).sum(axis=2)
     i, j = np.unravel_index(int(gaps.argmin()), gaps.shape)
-    there = np.roll(second, -int(j), axis=0)
-    return np.concatenate([first[: i + 1], there, there[:1], first[i:]])
+    return int(i), int(j), int(gaps[i, j])

@@ -6,6 +6,7 @@ object without a box is a tag, and `<crowd>`, `<score>` and `<confidence>` may s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, SubElement, indent, tostring
@@ -56,8 +57,13 @@ def read(root: Path, split: str | None, with_masks: bool, problems: Problems) ->
     return LabelledImages.of(classes, images, split=split, source=root)
 
 
-def write(labelled: LabelledImages, out: Path) -> Loss:
-    """Write a new VOC folder, images copied. Where masks overlap, the smaller one stays whole."""
+def write(
+    labelled: LabelledImages, out: Path, splits: Mapping[str, list[str]] | None = None
+) -> Loss:
+    """Write a new VOC folder, images copied. Where masks overlap, the smaller one stays whole.
+
+    `splits` are the lists to write; by default one of all images.
+    """
     loss = Loss()
     stems = labelled.stems()
     with new_directory(out) as root:
@@ -69,15 +75,11 @@ def write(labelled: LabelledImages, out: Path) -> Loss:
             (root / "Annotations" / f"{stem}.xml").write_bytes(xml)
             _write_maps(root, stem, image.annotation, loss)
         (root / "classes.txt").write_text("".join(f"{name}\n" for name in labelled.classes))
-        write_split(root, labelled.split or "all", stems)
+        lists = root / "ImageSets" / "Segmentation"
+        lists.mkdir(parents=True)
+        for split, names in (splits or {labelled.split or "all": stems}).items():
+            (lists / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
     return loss
-
-
-def write_split(root: Path, split: str, stems: list[str]) -> None:
-    """Write a list of image names as a split of a VOC folder."""
-    folder = root / "ImageSets" / "Segmentation"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{split}.txt").write_text("".join(f"{stem}\n" for stem in stems))
 
 
 def _names(root: Path, split: str | None) -> list[str]:

@@ -145,12 +145,9 @@ def _to_line(mark: Mark, size: Size, loss: Loss) -> str | None:
         if corners is None:
             loss.mask(0.0)
             return None
-        numbers = corners / (width, height)
-        again = from_polygon(np.round(numbers, 6) * (width, height), size)
+        again = from_polygon(corners, size)
         loss.mask(float((mask & again).sum() / (mask | again).sum()))
-        if len(corners) < 3:  # a polygon has three corners, even round a single pixel
-            numbers = np.concatenate([numbers, numbers, numbers])[:3]
-        flat = numbers.ravel()
+        flat = (corners / (width, height)).ravel()
     elif mark.box is not None:
         x0, y0, x1, y1 = mark.box
         flat = np.asarray(

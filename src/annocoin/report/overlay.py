@@ -25,7 +25,8 @@ def draw(
     there is no mask.
     """
     height, width = (max(1, round(side * scale)) for side in image.shape[:2])
-    canvas = cv2.resize(image, (width, height), interpolation=cv2.INTER_CUBIC)
+    resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_CUBIC)
+    canvas = np.asarray(resized, dtype=np.uint8)
     text_size = max(0.35, min(height, width) / 700)
     tags = [classes[mark.label - 1] for mark in annotation if mark.kind == "tag"]
     for i, mark in enumerate(annotation):
@@ -50,7 +51,7 @@ def draw(
             _write(canvas, name, x + 4, y, text_size)
     if tags:
         _write(canvas, ", ".join(tags), 2, 2, text_size)
-    return np.asarray(canvas, dtype=np.uint8)
+    return canvas
 
 
 def sheet(pictures: Sequence[Picture], columns: int, *, gap: int = 6) -> Picture:
@@ -77,9 +78,7 @@ def save(picture: Picture, path: Path) -> None:
 def _tinted(canvas: Picture, mask: npt.NDArray[np.bool_], colour: tuple[int, int, int]) -> Picture:
     tinted = canvas.copy()
     tinted[mask] = (0.55 * canvas[mask] + 0.45 * np.asarray(colour)).astype(np.uint8)
-    outline, _ = cv2.findContours(
-        mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE
-    )
+    outline, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
     cv2.drawContours(tinted, outline, -1, colour, 2)
     return tinted
 

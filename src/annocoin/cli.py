@@ -1,0 +1,223 @@
+"""The command line: parse, call the API, print. Bad input is one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from annocoin import __version__, atomic
+from annocoin.data import loading, read_predictions, with_predictions, write_dataset
+from annocoin.data.conversion import Format
+from annocoin.data.dataset import LabelledImages, Supervision, weaken
+from annocoin.data.images import read_image
+from annocoin.data.loading import Kind
+from annocoin.data.synthetic import write_synthetic
+from annocoin.demo import run_demo
+from annocoin.errors import InputError, Problems
+from annocoin.evaluation import THRESHOLDS, Evaluation, evaluate
+from annocoin.report import overlay
+
+app = typer.Typer(
+    name="annocoin",
+    help="Weakly supervised instance segmentation: cheap labels in, instance masks out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+# Optional[...] rather than "| None": older typers read these annotations at run time.
+Dataset = Annotated[
+    Path,
+    typer.Argument(help="A VOC folder, a COCO .json, or a folder with images/ and labels.csv."),
+]
+Split = Annotated[str | None, typer.Option(help="Name of the list of images; default all.")]
+KindOption = Annotated[
+    str | None,
+    typer.Option("--kind", metavar="voc|coco|folder|yolo|labelme", help="Default: recognised."),
+]
+Images = Annotated[Path | None, typer.Option(help="Folder of the images of a COCO file.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad items out and report them.")]
+
+
+@app.command("evaluate")
+def evaluate_command(
+    predictions: Annotated[
+        Path, typer.Argument(help="COCO results (.json), or a folder of files, one an image.")
+    ],
+    dataset: Dataset,
+    protocol: Annotated[str, typer.Option(metavar="chainercv|sds|bbtp|coco")] = "chainercv",
+    iou: Annotated[
+        list[float] | None, typer.Option(help="Threshold; repeatable. Default .25 .5 .7 .75.")
+    ] = None,
+    split: Split = None,
+    kind: KindOption = None,
+    images: Images = None,
+    json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Average precision of predicted instances against the true masks of a dataset."""
+    problems = Problems(skip_bad)
+    truth = loading.load_evaluation(
+        dataset, split=split, kind=cast(Kind | None, kind), images=images, problems=problems
+    )
+    found = read_predictions(predictions, truth.labelled, problems)
+    result = evaluate(found, truth, protocol=protocol, thresholds=iou or THRESHOLDS)
+    if json is not None:
+        atomic.write_json(json, result.to_json(), indent=2)
+    Console().print(_table(result))
+    _report(problems)
+
+
+@app.command("convert")
+def convert_command(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A dataset, or predictions.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder; .json for coco.")],
+    to: Annotated[str, typer.Option(metavar="coco|voc|yolo|labelme|folder|results")],
+    dataset: Annotated[
+        Path | None, typer.Option(help="IN holds predictions for this dataset's images.")
+    ] = None,
+    split: Split = None,
+    kind: KindOption = None,
+    images: Images = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Rewrite a dataset, or predictions for one, in another format."""
+    problems = Problems(skip_bad)
+    labelled = _load(dataset or source, split, kind, images, problems)
+    if dataset is not None:
+        labelled = with_predictions(labelled, source, problems)
+    loss = write_dataset(labelled, out, cast(Format, to))
+    marks = sum(len(image.annotation) for image in labelled)
+    print(f"{out}: {len(labelled)} images, {marks} labels")
+    for line in loss.lines():
+        print(f"  {line}")
+    _report(problems)
+
+
+@app.command("synth")
+def synth_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    images: Annotated[int, typer.Option(help="How many.")] = 200,
+    size: Annotated[int, typer.Option(help="Side length in pixels.")] = 128,
+    seed: Annotated[int, typer.Option(help="Another seed, other scenes.")] = 0,
+) -> None:
+    """Make a synthetic dataset in VOC layout, with the splits train, val and trainval."""
+    write_synthetic(out, images=images, size=size, seed=seed)
+    print(f"{out}: {images} images of {size} x {size} in VOC layout")
+
+
+@app.command("show")
+def show_command(
+    dataset: Dataset,
+    out: Annotated[Path, typer.Option(help="The PNG to write.")],
+    predictions: Annotated[
+        Path | None, typer.Option(help="Draw these instances instead of the labels.")
+    ] = None,
+    supervision: Annotated[
+        str, typer.Option(metavar="image|box|point|mixed", help="Draw only what this leaves.")
+    ] = "mixed",
+    count: Annotated[int, typer.Option(help="How many images.")] = 12,
+    columns: Annotated[int, typer.Option()] = 4,
+    scale: Annotated[float, typer.Option(help="Enlarge the images.")] = 1.0,
+    split: Split = None,
+    kind: KindOption = None,
+    images: Images = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Draw the first images of a dataset with their labels, or with predictions, on one sheet."""
+    if count < 1 or columns < 1 or not 0 < scale <= 16:
+        raise InputError("--count and --columns are at least 1, --scale is above 0 and at most 16")
+    problems = Problems(skip_bad)
+    labelled = _load(dataset, split, kind, images, problems)
+    if predictions is not None:
+        labelled = with_predictions(labelled, predictions, problems)
+    pictures = []
+    for image in labelled[:count]:
+        if image.path is None:
+            raise InputError(f"{dataset}: no images; say where they are with --images DIR")
+        marks = weaken(
+            image.annotation, cast(Supervision, supervision), where=f"image {image.image_id}"
+        )
+        pictures.append(overlay.draw(read_image(image.path), marks, labelled.classes, scale=scale))
+    overlay.save(overlay.sheet(pictures, columns), out)
+    print(f"{out}: {len(pictures)} of {len(labelled)} images")
+    _report(problems)
+
+
+@app.command("demo")
+def demo_command(
+    out: Annotated[Path, typer.Option(help="Folder for what it makes.")] = Path("runs/demo"),
+    images: Annotated[int, typer.Option(help="How many scenes.")] = 60,
+) -> None:
+    """See what works, on data it makes itself: labels, masks, figures, formats, pictures."""
+    run_demo(out, images=images)
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version")] = False) -> None:
+    if version:
+        print(f"annocoin {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; every failure that a user can cause ends in one line."""
+    try:
+        code = app(standalone_mode=False)
+    except InputError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        print("annocoin: interrupted; nothing half-written is left", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except Exception as error:
+        # typer's own errors (unknown option, missing argument) carry their text in this method.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        _fail(f"{message()} (see annocoin --help)")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"annocoin: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _load(
+    path: Path, split: str | None, kind: str | None, images: Path | None, problems: Problems
+) -> LabelledImages:
+    return loading.load_labelled(
+        path, split=split, kind=cast(Kind | None, kind), images=images, problems=problems
+    )
+
+
+def _table(result: Evaluation) -> Table:
+    title = f"AP (%), protocol {result.protocol}, {result.images} images"
+    table = Table(title=title, title_justify="left")
+    table.add_column("class")
+    for threshold in result.thresholds:
+        table.add_column(f"IoU {threshold:g}", justify="right")
+    for name, column in zip(result.classes, result.ap.T, strict=True):
+        table.add_row(name, *("-" if ap != ap else f"{100 * ap:.1f}" for ap in column))
+    table.add_section()
+    table.add_row("mean", *(f"{100 * mean:.1f}" for mean in result.mean.values()))
+    return table
+
+
+def _report(problems: Problems) -> None:
+    if problems.skipped:
+        print(f"annocoin: skipped {len(problems.skipped)} bad items:", file=sys.stderr)
+        for line in problems.skipped:
+            print(f"  {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

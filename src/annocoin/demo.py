@@ -1,0 +1,133 @@
+"""What works, shown on data that it makes itself: no download, under a minute.
+
+From boxes to masks in the two ways that need no learning, the filled box and GrabCut: the floor
+that every learned method has to beat.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from annocoin import atomic
+from annocoin.data import (
+    load_evaluation,
+    load_labelled,
+    load_weak,
+    with_predictions,
+    write_dataset,
+    write_predictions,
+)
+from annocoin.data.dataset import ImageId, WeakDataset
+from annocoin.data.synthetic import write_synthetic
+from annocoin.evaluation import PROTOCOLS, evaluate
+from annocoin.progress import track
+from annocoin.report import overlay
+from annocoin.types import Instances
+
+
+def run_demo(out: Path, *, images: int = 60) -> None:
+    """Make data, label it two ways, evaluate, convert, draw. An earlier demo in `out` goes."""
+    started = time.monotonic()
+    if (out / "summary.json").is_file():
+        shutil.rmtree(out)
+    with atomic.new_directory(out) as folder:
+        data = folder / "data"
+        write_synthetic(data, images=images)
+        weak = load_weak(data, "box")
+        truth = load_evaluation(data)
+        answers = {
+            "truth": {image_id: truth.truth(image_id) for image_id in truth},
+            "filled box": _filled_boxes(weak),
+            "GrabCut": _grabcut(weak),
+        }
+        print(f"mAP (%) at IoU .5 and .75 on {images} synthetic scenes, by protocol")
+        summary: dict[str, dict[str, dict[str, float]]] = {}
+        for name, found in answers.items():
+            summary[name] = {}
+            for protocol in PROTOCOLS:
+                mean = evaluate(found, truth, protocol=protocol, thresholds=(0.5, 0.75)).mean
+                summary[name][protocol] = {f"{t:g}": value for t, value in mean.items()}
+            cells = [
+                f"{p} {100 * v['0.5']:5.1f} {100 * v['0.75']:5.1f}"
+                for p, v in summary[name].items()
+            ]
+            print(f"  {name:10s}  " + "   ".join(cells))
+        write_predictions(folder / "grabcut.json", answers["GrabCut"], weak.category_ids)
+        _convert(folder)
+        _draw(weak, answers["GrabCut"], answers["truth"], folder / "picture.png")
+        content = {"map": summary, "images": images, "seconds": time.monotonic() - started}
+        atomic.write_json(folder / "summary.json", content, indent=2)
+    print(f"Look at {out}/picture.png: boxes, GrabCut, truth.")
+    print(f"Masks in other formats: {out}/labels. Figures: {out}/summary.json.")
+
+
+def _filled_boxes(weak: WeakDataset) -> dict[ImageId, Instances]:
+    found: dict[ImageId, Instances] = {}
+    for image in weak:
+        height, width = image.annotation.size
+        masks = torch.zeros(len(image.annotation), height, width)
+        for mask, box in zip(masks, image.annotation.boxes.round().long().tolist(), strict=True):
+            x0, y0, x1, y1 = box
+            mask[y0:y1, x0:x1] = 1
+        found[image.image_id] = Instances(
+            size=(height, width), masks=masks, labels=image.annotation.labels
+        )
+    return found
+
+
+def _grabcut(weak: WeakDataset) -> dict[ImageId, Instances]:
+    found: dict[ImageId, Instances] = {}
+    for image in track(weak, "GrabCut"):
+        pixels = image.pixels()
+        masks = [_cut(pixels, box) for box in image.annotation.boxes.round().long().tolist()]
+        found[image.image_id] = Instances(
+            size=image.annotation.size, masks=np.stack(masks), labels=image.annotation.labels
+        )
+    return found
+
+
+def _cut(pixels: npt.NDArray[np.uint8], box: list[int]) -> npt.NDArray[np.bool_]:
+    """Foreground in the box by colour models of its inside and its outside."""
+    x0, y0, x1, y1 = box
+    state = np.full(pixels.shape[:2], cv2.GC_BGD, dtype=np.uint8)
+    state[y0:y1, x0:x1] = cv2.GC_PR_FGD
+    if (state == cv2.GC_BGD).any():  # a box over the whole image leaves nothing to learn from
+        cv2.setRNGSeed(0)
+        models = np.zeros((2, 1, 65))
+        cv2.grabCut(pixels, state, (0, 0, 1, 1), models[0], models[1], 3, cv2.GC_INIT_WITH_MASK)
+    mask = (state == cv2.GC_FGD) | (state == cv2.GC_PR_FGD)
+    if not mask.any():
+        mask[y0:y1, x0:x1] = True
+    return np.asarray(mask, dtype=bool)
+
+
+def _convert(folder: Path) -> None:
+    labelled = load_labelled(folder / "data", with_masks=False)
+    labelled = with_predictions(labelled, folder / "grabcut.json")
+    (folder / "labels").mkdir()
+    write_dataset(labelled, folder / "labels" / "coco.json", "coco")
+    for name in ("voc", "yolo", "labelme"):
+        for line in write_dataset(labelled, folder / "labels" / name, name).lines():
+            print(f"  as {name}: {line}")
+
+
+def _draw(
+    weak: WeakDataset,
+    found: dict[ImageId, Instances],
+    truth: dict[ImageId, Instances],
+    path: Path,
+) -> None:
+    pictures = []
+    for image in weak[:8]:
+        pixels = image.pixels()
+        answers = (found[image.image_id], truth[image.image_id])
+        marks = [image.annotation, *(answer.annotation() for answer in answers)]
+        pictures += [overlay.draw(pixels, said, weak.classes, scale=1.5) for said in marks]
+    overlay.save(overlay.sheet(pictures, 6), path)
