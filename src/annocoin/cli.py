@@ -31,6 +31,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+
 # Optional[...] rather than "| None": older typers read these annotations at run time.
 Dataset = Annotated[
     Path,
@@ -172,9 +175,8 @@ def main() -> None:
         code = app(standalone_mode=False)
     except InputError as error:
         _fail(str(error))
-    except KeyboardInterrupt:
-        print("annocoin: interrupted; nothing half-written is left", file=sys.stderr)
-        sys.exit(130)
+    except (KeyboardInterrupt, typer.Abort):  # what Ctrl-C becomes depends on typer's version
+        code = INTERRUPTED
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
@@ -183,6 +185,8 @@ def main() -> None:
         if message is None:
             raise
         _fail(f"{message()} (see annocoin --help)")
+    if code == INTERRUPTED:
+        print("annocoin: interrupted; nothing half-written is left", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -197,10 +197,11 @@ class Instances:
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Instances:
         """The chosen instances: a position, a slice, positions, or a bool tensor [N]."""
-        if isinstance(index, Tensor) and index.dtype == torch.bool and index.shape != (len(self),):
-            raise IndexError(f"bool index of shape {tuple(index.shape)}; expected ({len(self)},)")
-        positions = torch.arange(len(self))[torch.as_tensor(index) if _is_list(index) else index]
-        positions = positions.reshape(-1)
+        if isinstance(index, Tensor):
+            index = index.tolist()
+        elif isinstance(index, Sequence):
+            index = list(index)
+        positions = torch.from_numpy(np.atleast_1d(np.arange(len(self))[index]))
         return Instances(
             size=self.size,
             masks=[self.masks[i] for i in positions.tolist()],
@@ -289,7 +290,3 @@ def _rows(rows: Sequence[tuple[float, ...] | None], width: int) -> Tensor:
 def _box_or_none(box: Sequence[float]) -> Box | None:
     x0, y0, x1, y1 = box
     return (x0, y0, x1, y1) if x1 > x0 and y1 > y0 else None
-
-
-def _is_list(index: object) -> bool:
-    return isinstance(index, Sequence)

@@ -66,7 +66,7 @@ def finite(value: Any, where: str) -> float:
 def clipped_box(box: Sequence[float], size: Size, where: str) -> Box:
     """The part of the box that lies in the image; none is an error."""
     height, width = size
-    x0, y0, x1, y1 = box
+    x0, y0, x1, y1 = (float(value) for value in box)
     clipped = (max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height)))
     if not (clipped[0] < clipped[2] and clipped[1] < clipped[3]):
         raise InputError(

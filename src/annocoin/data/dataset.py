@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Literal, overload
+from typing import Literal, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,9 @@ class LabelledImages(Sequence[LabelledImage]):
         """A dataset, which must have an image; the classes count from 1 if not said otherwise."""
         if not images:
             raise InputError(f"{source}: no usable image{f' in split {split!r}' if split else ''}")
+        for name in classes:
+            if not name or name != name.strip() or not name.isprintable():
+                raise InputError(f"{source}: class name {name!r}; expected plain text")
         numbers = range(1, len(classes) + 1) if category_ids is None else category_ids
         return cls(tuple(classes), tuple(numbers), tuple(images), split, source)
 
@@ -207,6 +210,10 @@ def weaken(annotation: Annotation, supervision: Supervision, *, where: str = "")
     image: each class once. box: boxes (of a mask, its tight box). point: points (of a mask, the
     point deepest inside). mixed: every mark as it is. A crowd, no single object, becomes a tag.
     """
+    if supervision not in get_args(Supervision):
+        raise InputError(
+            f"supervision {supervision!r}; expected one of {', '.join(get_args(Supervision))}"
+        )
     if supervision == "mixed":
         return annotation
     size = annotation.size

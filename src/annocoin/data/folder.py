@@ -81,6 +81,8 @@ def read(root: Path, split: str | None, problems: Problems) -> LabelledImages:
 def write(labelled: LabelledImages, out: Path) -> Loss:
     """Write tags, points and boxes as a new folder, images copied. Masks have no place in it."""
     loss = Loss()
+    if any(";" in name for name in labelled.classes):
+        raise InputError(f"{labelled.source}: a class name with ';', which separates classes here")
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["image", "class", *_BOX, *_POINT])

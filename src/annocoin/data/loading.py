@@ -39,10 +39,6 @@ def load_weak(
 
     VOC's segmentation maps are opened only to derive points; they are never labels.
     """
-    if supervision not in get_args(Supervision):
-        raise InputError(
-            f"supervision {supervision!r}; expected one of {', '.join(get_args(Supervision))}"
-        )
     kind = kind or recognise(Path(path))
     with_masks = supervision == "point" or (supervision == "mixed" and kind != "voc")
     labelled = load_labelled(

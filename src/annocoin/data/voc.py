@@ -99,9 +99,13 @@ def _names(root: Path, split: str | None) -> list[str]:
 
 def _read_list(path: Path) -> list[str]:
     """Image names, one a line; the 1/-1 column of VOC's per-class lists is dropped."""
-    lines = [line.split() for line in read_lines(path)]
-    flags = ("-1", "0", "1")
-    return [words[0] if words[1:] and words[-1] in flags else " ".join(words) for words in lines]
+    annotations = path.parents[2] / "Annotations"
+    names = []
+    for line in read_lines(path):
+        name, _, flag = line.rpartition(" ")
+        flagged = flag in ("-1", "0", "1") and not (annotations / f"{line}.xml").is_file()
+        names.append(name.strip() if flagged and name else line)
+    return names
 
 
 def _read_image(root: Path, name: str, classes: tuple[str, ...], with_masks: bool) -> LabelledImage:

@@ -1,0 +1,308 @@
+"""There and back through every format: nothing is lost that the format can hold."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from annocoin import (
+    InputError,
+    Instances,
+    load_labelled,
+    masks,
+    read_predictions,
+    with_predictions,
+    write_dataset,
+    write_predictions,
+)
+from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
+from annocoin.data.polygons import from_polygon, to_polygon
+from annocoin.types import Annotation, Mark
+
+CLASSES = ("cat", "dog & <co>", "Vögel", "x, y")
+settings.register_profile(
+    "files", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+)
+FILES = settings.get_profile("files")
+
+
+@st.composite
+def drawn_marks(draw: st.DrawFn, size: tuple[int, int]) -> tuple[Mark, ...]:
+    """Up to five marks: tags once each, points, boxes, masks that do not overlap, with flags."""
+    height, width = size
+    labels = st.integers(1, len(CLASSES))
+    tags = [Mark(label) for label in draw(st.lists(labels, max_size=2, unique=True))]
+    quarter = st.integers(0, 4)
+    marks: list[Mark] = []
+    free = np.ones(size, bool)
+    for _ in range(draw(st.integers(0, 4))):
+        x0, y0 = draw(st.integers(0, width - 2)), draw(st.integers(0, height - 2))
+        x1, y1 = draw(st.integers(x0 + 1, width)), draw(st.integers(y0 + 1, height))
+        box = (x0 + draw(quarter) / 8, float(y0), float(x1), float(y1))
+        point = (x0 + 0.5, y0 + draw(quarter) / 4)
+        kinds = draw(st.sets(st.sampled_from(["box", "point", "mask"]), min_size=1))
+        mask = np.zeros(size, bool)
+        if "mask" in kinds:
+            pixels = np.asarray(draw(st.lists(st.booleans(), min_size=4, max_size=4)))
+            mask[y0:y1, x0:x1] = np.resize(pixels, (y1 - y0, x1 - x0))
+            mask &= free
+            free &= ~mask
+        marks.append(
+            Mark(
+                label=draw(labels),
+                box=box if "box" in kinds or not mask.any() else None,
+                point=point if "point" in kinds else None,
+                mask=masks.encode(mask[None])[0] if mask.any() else None,
+                crowd=draw(st.booleans()),
+                difficult=draw(st.booleans()),
+                score=draw(st.none() | st.floats(0, 1)),
+                confidence=draw(st.none() | st.floats(0, 1)),
+            )
+        )
+    return (*tags, *marks)
+
+
+@st.composite
+def drawn_datasets(draw: st.DrawFn) -> list[tuple[tuple[int, int], tuple[Mark, ...]]]:
+    sides = st.integers(3, 12)
+    sizes = draw(st.lists(st.tuples(sides, sides), min_size=1, max_size=3))
+    return [(size, draw(drawn_marks(size))) for size in sizes]
+
+
+@contextmanager
+def on_disk(
+    drawn: list[tuple[tuple[int, int], tuple[Mark, ...]]],
+) -> Iterator[tuple[Path, LabelledImages]]:
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        (root / "source").mkdir()
+        images = []
+        for number, (size, marks) in enumerate(drawn):
+            path = root / "source" / f"image {number}.png"
+            Image.fromarray(np.full((*size, 3), number * 50, np.uint8)).save(path)
+            annotation = Annotation(size, marks)
+            images.append(LabelledImage(path.stem, path.name, path, annotation))
+        yield root, LabelledImages.of(CLASSES, images, source=root / "source")
+
+
+def said(labelled: LabelledImages, *fields: str) -> dict[str, list[Any]]:
+    """What each image is said to hold, without regard to order and to the numbers of classes."""
+
+    def one(mark: Mark) -> tuple[Any, ...]:
+        return (labelled.classes[mark.label - 1], *(repr(getattr(mark, f)) for f in fields))
+
+    return {
+        Path(image.file_name).stem: sorted(one(mark) for mark in image.annotation)
+        for image in labelled
+    }
+
+
+def with_tight_boxes(labelled: LabelledImages) -> LabelledImages:
+    """Formats that hold a box beside every mask give its tight box where there was none."""
+    images = []
+    for image in labelled:
+        marks = tuple(replace(mark, box=tight_box(mark)) for mark in image.annotation)
+        images.append(replace(image, annotation=replace(image.annotation, marks=marks)))
+    return replace(labelled, images=tuple(images))
+
+
+ALL = ("box", "point", "mask", "crowd", "difficult", "score", "confidence")
+
+
+@FILES
+@given(drawn_datasets())
+def test_coco_holds_everything(drawn: Any) -> None:
+    with on_disk(drawn) as (root, labelled):
+        assert write_dataset(labelled, root / "out.json", "coco").lines() == []
+        again = load_labelled(root / "out.json", images=root / "source")
+        assert again.classes == CLASSES
+        assert said(again, *ALL) == said(with_tight_boxes(labelled), *ALL)
+
+
+@FILES
+@given(drawn_datasets())
+def test_voc_holds_everything_that_does_not_overlap(drawn: Any) -> None:
+    with on_disk(drawn) as (root, labelled):
+        assert write_dataset(labelled, root / "out", "voc").lines() == []
+        again = load_labelled(root / "out")
+        assert again.classes == CLASSES
+        assert said(again, *ALL) == said(with_tight_boxes(labelled), *ALL)
+
+
+@FILES
+@given(drawn_datasets())
+def test_labelme_holds_everything(drawn: Any) -> None:
+    with on_disk(drawn) as (root, labelled):
+        assert write_dataset(labelled, root / "out", "labelme").lines() == []
+        again = load_labelled(root / "out", kind="labelme")
+        assert said(again, *ALL) == said(labelled, *ALL)
+
+
+@FILES
+@given(drawn_datasets())
+def test_a_folder_holds_tags_points_and_boxes(drawn: Any) -> None:
+    with on_disk(drawn) as (root, labelled):
+        loss = write_dataset(labelled, root / "out", "folder")
+        again = load_labelled(root / "out")
+        fields = ("box", "point")
+        assert said(again, *fields) == said(with_tight_boxes(labelled), *fields)
+        with_mask = sum(mark.mask is not None for image in labelled for mark in image.annotation)
+        assert loss.dropped.get("masks", 0) == with_mask
+
+
+@FILES
+@given(drawn_datasets())
+def test_yolo_says_what_its_polygons_cost(drawn: Any) -> None:
+    with on_disk(drawn) as (root, labelled):
+        loss = write_dataset(labelled, root / "out", "yolo")
+        again = load_labelled(root / "out")
+        assert again.classes == CLASSES
+        ious = []
+        for before, after in zip(labelled, again, strict=True):
+            held = [mark for mark in before.annotation if mark.kind in ("box", "mask")]
+            assert [mark.label for mark in held] == after.annotation.labels.tolist()
+            for old, new in zip(held, after.annotation, strict=True):
+                if old.mask is None:
+                    assert new.box == pytest.approx(old.box, abs=1e-4)
+                else:
+                    ious.append(masks.iou([old.mask], [new.mask])[0, 0])  # type: ignore[list-item]
+        assert loss.ious == pytest.approx(ious)
+
+
+@FILES
+@given(drawn_datasets())
+def test_chains_of_formats_keep_masks_exact(drawn: Any) -> None:
+    with on_disk(drawn) as (root, labelled):
+        write_dataset(labelled, root / "voc", "voc")
+        write_dataset(load_labelled(root / "voc"), root / "labelme", "labelme")
+        write_dataset(load_labelled(root / "labelme"), root / "out.json", "coco")
+        again = load_labelled(root / "out.json", images=root / "labelme")
+        assert said(again, *ALL) == said(with_tight_boxes(labelled), *ALL)
+
+
+def some_predictions(labelled: LabelledImages, seed: int = 0) -> dict[int | str, Instances]:
+    rng = np.random.default_rng(seed)
+    return {
+        image.image_id: Instances(
+            size=image.annotation.size,
+            masks=rng.random((4, *image.annotation.size)) < 0.4,
+            labels=[1, 2, 3, 1],
+            scores=rng.random(4).tolist(),
+            confidence=[*rng.random(3).tolist(), math.nan],
+        )
+        for image in labelled
+    }
+
+
+@pytest.mark.parametrize("name", ["found.json", "found"])
+def test_predictions_there_and_back(scenes: Path, tmp_path: Path, name: str) -> None:
+    labelled = load_labelled(scenes)
+    found = some_predictions(labelled)
+    write_predictions(tmp_path / name, found, labelled.category_ids)
+    assert read_predictions(tmp_path / name, labelled) == found
+
+
+@pytest.mark.parametrize("to", ["coco", "labelme", "results"])
+def test_instances_through_other_formats_keep_scores_and_masks(
+    scenes: Path, tmp_path: Path, to: Any
+) -> None:
+    labelled = load_labelled(scenes)
+    found = some_predictions(labelled)
+    write_predictions(tmp_path / "found.json", found, labelled.category_ids)
+    out = tmp_path / ("out.json" if to != "labelme" else "out")
+    write_dataset(with_predictions(labelled, tmp_path / "found.json"), out, to)
+    if to == "labelme":
+        again = load_labelled(out)
+        write_dataset(again, tmp_path / "again.json", "coco")
+        out = tmp_path / "again.json"
+    assert read_predictions(out, labelled) == found
+
+
+def test_overlap_in_voc_is_told(scenes: Path, tmp_path: Path) -> None:
+    labelled = load_labelled(scenes)
+    found = some_predictions(labelled)
+    write_predictions(tmp_path / "found.json", found, labelled.category_ids)
+    given = with_predictions(labelled, tmp_path / "found.json")
+    loss = write_dataset(given, tmp_path / "voc", "voc")
+    again = load_labelled(tmp_path / "voc")
+    expected = []
+    for image in labelled:
+        kept = {i.image_id: i for i in again}[image.image_id].annotation
+        for old, mark in zip(found[image.image_id].masks, kept, strict=True):
+            expected.append(masks.iou([old], [mark.mask])[0, 0] if mark.mask else 0.0)
+    assert loss.ious == pytest.approx(expected)
+    assert any("masks changed" in line for line in loss.lines())
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_polygons_of_whole_shapes_with_holes_are_exact(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mask = np.zeros((40, 40), bool)
+    rows, columns = np.mgrid[:40, :40]
+    centre = rng.integers(15, 25, 2)
+    distance = np.hypot(rows - centre[0], columns - centre[1])
+    inner, outer = rng.uniform(0, 5), rng.uniform(8, 14)
+    mask = (distance < outer) & (distance >= inner)
+    corners = to_polygon(mask)
+    assert corners is not None
+    assert np.array_equal(from_polygon(corners, (40, 40)), mask)
+
+
+def test_polygons_of_small_things() -> None:
+    assert to_polygon(np.zeros((5, 5), bool)) is None
+    for pixels in ([(2, 3)], [(2, 3), (2, 4)], [(0, 0), (1, 1), (4, 4)]):
+        mask = np.zeros((5, 5), bool)
+        for row, column in pixels:
+            mask[row, column] = True
+        corners = to_polygon(mask)
+        assert corners is not None
+        assert len(corners) >= 3
+        assert from_polygon(corners, (5, 5))[mask].all()
+
+
+def test_wrong_targets_are_refused_and_nothing_is_written(scenes: Path, tmp_path: Path) -> None:
+    labelled = load_labelled(scenes)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("x")
+    for out, to, expected in (
+        (tmp_path / "out", "coco", r"ends in \.json"),
+        (tmp_path / "out", "png", "expected one of"),
+        (tmp_path / "full", "voc", "exists already"),
+        (scenes, "voc", "that is the input"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            write_dataset(labelled, out, to)  # type: ignore[arg-type]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["full", "mine"]
+
+
+def test_a_format_with_images_needs_them(scenes: Path, tmp_path: Path) -> None:
+    write_dataset(load_labelled(scenes), tmp_path / "a.json", "coco")
+    blind = load_labelled(tmp_path / "a.json")
+    for to in ("voc", "yolo", "labelme", "folder"):
+        with pytest.raises(InputError, match="--images"):
+            write_dataset(blind, tmp_path / "out", to)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_images_of_one_name_in_two_folders_stay_apart(tmp_path: Path) -> None:
+    images = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "x.png"
+        Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path)
+        annotation = Annotation((4, 4), (Mark(1, box=(0, 0, 2, 2)),))
+        images.append(LabelledImage(f"{folder}/x", f"{folder}/x.png", path, annotation))
+    write_dataset(LabelledImages.of(("c",), images, source=tmp_path), tmp_path / "out", "voc")
+    assert [i.image_id for i in load_labelled(tmp_path / "out")] == ["a__x", "b__x"]

@@ -1,0 +1,168 @@
+"""Training sees no mask: by type, by what is opened, and by what is reachable."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from annocoin import (
+    InputError,
+    Instances,
+    load_evaluation,
+    load_labelled,
+    load_weak,
+    masks,
+    write_dataset,
+)
+from annocoin.data import EvaluationDataset, WeakDataset, WeakImage, weaken
+from annocoin.types import Annotation, Mark
+
+_opened: list[str] | None = None
+
+
+def _listen(event: str, arguments: tuple[Any, ...]) -> None:
+    if _opened is not None and event == "open":
+        _opened.append(str(arguments[0]))
+
+
+sys.addaudithook(_listen)
+
+
+@contextmanager
+def opened_files() -> Iterator[list[str]]:
+    """Every file that this process opens in the block, by whatever library."""
+    global _opened
+    _opened = []
+    try:
+        yield _opened
+    finally:
+        _opened = None
+
+
+def reachable(start: object) -> Iterator[object]:
+    """Every object that can be reached from `start`, but for code."""
+    seen: set[int] = set()
+    todo = [start]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, ModuleType | FunctionType | type):
+            continue
+        seen.add(id(item))
+        yield item
+        todo += gc.get_referents(item)
+
+
+@pytest.mark.parametrize("supervision", ["image", "box", "mixed"])
+def test_training_never_opens_vocs_segmentation(scenes: Path, supervision: Any) -> None:
+    with opened_files() as opened:
+        weak = load_weak(scenes, supervision)
+        for image in weak:
+            assert image.pixels().shape[:2] == image.annotation.size
+    assert any("JPEGImages" in path for path in opened)
+    assert not any("Segmentation" in path and not path.endswith(".txt") for path in opened)
+    with opened_files() as opened:
+        load_evaluation(scenes)
+    assert any("SegmentationObject" in path for path in opened)
+
+
+@pytest.mark.parametrize("kind", ["voc", "coco", "yolo", "labelme"])
+@pytest.mark.parametrize("supervision", ["image", "box", "point"])
+def test_no_mask_is_reachable_from_a_weak_dataset(
+    scenes: Path, tmp_path: Path, kind: Any, supervision: Any
+) -> None:
+    path = scenes
+    if kind != "voc":
+        path = tmp_path / ("a.json" if kind == "coco" else "a")
+        write_dataset(load_labelled(scenes), path, kind)
+    images = scenes / "JPEGImages" if kind == "coco" else None
+
+    def hidden(start: object) -> list[object]:
+        return [
+            item
+            for item in reachable(start)
+            if isinstance(item, Instances | np.ndarray)
+            or (isinstance(item, dict) and "counts" in item)
+        ]
+
+    weak = load_weak(path, supervision, images=images)
+    assert len(weak) == 8
+    assert hidden(weak) == []
+    assert hidden(load_evaluation(path, images=images)) != []  # the search does find masks
+
+
+def test_a_weak_dataset_has_no_way_to_ask_for_truth(scenes: Path) -> None:
+    weak = load_weak(scenes, "box")
+    assert isinstance(weak, WeakDataset)
+    assert isinstance(weak[0], WeakImage)
+    assert not isinstance(weak, EvaluationDataset)
+    for thing in (weak, weak[0]):
+        assert not hasattr(thing, "truth")
+        assert not hasattr(thing, "instances")
+    assert all(mask is None for image in weak for mask in image.annotation.masks)
+
+
+def test_a_weak_dataset_refuses_more_than_its_supervision() -> None:
+    rle = masks.encode(np.ones((1, 4, 4)))[0]
+    for mark, supervision in (
+        (Mark(1, mask=rle), "box"),
+        (Mark(1, mask=rle), "image"),
+        (Mark(1, box=(0, 0, 1, 1)), "image"),
+        (Mark(1, box=(0, 0, 1, 1)), "point"),
+    ):
+        image = WeakImage("a", Path("a.jpg"), Annotation((4, 4), (mark,)))
+        with pytest.raises(ValueError, match="under supervision"):
+            WeakDataset(("c",), (1,), supervision, (image,))  # type: ignore[arg-type]
+
+
+def test_weakening_by_hand() -> None:
+    square = np.zeros((1, 10, 10))
+    square[0, 2:7, 4:9] = 1
+    rle = masks.encode(square)[0]
+    annotation = Annotation(
+        (10, 10),
+        (Mark(2, mask=rle), Mark(1, box=(0, 0, 3, 3), mask=rle), Mark(2, mask=rle, crowd=True)),
+    )
+    tags = weaken(annotation, "image")
+    assert (tags.kinds, tags.labels.tolist()) == (("tag", "tag"), [1, 2])
+    boxes = weaken(annotation, "box")
+    assert boxes.kinds == ("box", "box", "tag")
+    assert boxes.boxes[:2].tolist() == [[4, 2, 9, 7], [0, 0, 3, 3]]
+    points = weaken(annotation, "point")
+    assert points.kinds == ("point", "point", "tag")
+    assert points.points[0].tolist() == [6.5, 4.5]
+    assert weaken(annotation, "mixed") == annotation
+
+
+def test_what_is_not_there_cannot_be_asked_for(scenes: Path, tmp_path: Path) -> None:
+    write_dataset(load_labelled(scenes, with_masks=False), tmp_path / "a", "folder")
+    with pytest.raises(InputError, match="without a point"):
+        load_weak(tmp_path / "a", "point")
+    with pytest.raises(InputError, match="no masks"):
+        load_evaluation(tmp_path / "a")
+    with pytest.raises(InputError, match="expected one of image, box, point, mixed"):
+        load_weak(tmp_path / "a", "full")  # type: ignore[arg-type]
+    (tmp_path / "a" / "labels.csv").write_text(
+        f"image,class\n{load_weak(scenes)[0].image_id},cat\n"
+    )
+    with pytest.raises(InputError, match="without a box"):
+        load_weak(tmp_path / "a", "box")
+
+
+def test_mixed_keeps_the_masks_that_a_user_gave_as_labels(scenes: Path, tmp_path: Path) -> None:
+    write_dataset(load_labelled(scenes), tmp_path / "a.json", "coco")
+    weak = load_weak(tmp_path / "a.json", "mixed", images=scenes / "JPEGImages")
+    assert all("mask" in image.annotation.kinds for image in weak)
+
+
+def test_slices_are_datasets(scenes: Path) -> None:
+    weak = load_weak(scenes)
+    assert isinstance(weak[2:4], WeakDataset)
+    assert [image.image_id for image in weak[2:4]] == [weak[2].image_id, weak[3].image_id]

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from annocoin import masks
+from annocoin.report.overlay import draw, save, sheet
+from annocoin.types import Annotation, Mark
+
+GREY = np.full((40, 60, 3), 100, np.uint8)
+
+
+def test_each_kind_of_mark_is_drawn_where_it_is() -> None:
+    dense = np.zeros((1, 40, 60))
+    dense[0, 20:38, 5:30] = 1
+    for mark, y, x in (
+        (Mark(1, mask=masks.encode(dense)[0]), 36, 7),
+        (Mark(1, box=(30, 10, 58, 38)), 37, 40),
+        (Mark(1, point=(50, 30)), 30, 50),
+        (Mark(1), 3, 4),
+    ):
+        picture = draw(GREY, Annotation((40, 60), (mark,)), ["c"])
+        assert picture.shape == GREY.shape
+        assert (picture[y, x] != 100).any(), mark.kind
+        assert (picture[5, 58] == 100).all()
+    assert (GREY == 100).all()  # the input stays as it was
+
+
+def test_scale_and_sheet_sizes() -> None:
+    large = draw(GREY, Annotation((40, 60)), [], scale=2)
+    assert large.shape == (80, 120, 3)
+    page = sheet([large, GREY, GREY], 2, gap=6)
+    assert page.shape == (2 * 86 + 6, 2 * 126 + 6, 3)
+    assert (page[6:86, 6:126] == large).all()
+
+
+def test_saved_as_rgb_png(tmp_path: Path) -> None:
+    red = np.zeros((4, 4, 3), np.uint8)
+    red[:, :, 0] = 255
+    save(red, tmp_path / "a.png")
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), red)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from annocoin import Annotation, Instances, Mark, masks
+
+
+def three() -> Instances:
+    dense = torch.zeros(3, 6, 8)
+    dense[0, 1:3, 2:5] = 1
+    dense[1, 5, 7] = 1
+    return Instances(
+        size=(6, 8),
+        masks=dense,
+        labels=[2, 1, 2],
+        scores=[0.9, 0.8, 0.1],
+        confidence=[1.0, math.nan, 0.5],
+        crowd=[False, False, True],
+    )
+
+
+def test_masks_from_tensor_array_and_rle_are_the_same() -> None:
+    instances = three()
+    assert Instances(size=(6, 8), masks=instances.dense().numpy(), labels=[2, 1, 2]).masks == (
+        instances.masks
+    )
+    again = Instances(size=(6, 8), masks=instances.masks, labels=[2, 1, 2])
+    assert torch.equal(again.dense(), instances.dense())
+    assert again.scores.tolist() == [1, 1, 1]
+
+
+def test_boxes_and_areas_come_from_the_masks() -> None:
+    instances = three()
+    assert instances.boxes.tolist() == [[2, 1, 5, 3], [7, 5, 8, 6], [0, 0, 0, 0]]
+    assert instances.areas.tolist() == [6, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (1, [0.8]),
+        (-1, [0.1]),
+        (slice(1, None), [0.8, 0.1]),
+        ([2, 0], [0.1, 0.9]),
+        ([], []),
+        (torch.tensor([True, False, True]), [0.9, 0.1]),
+        (torch.tensor([1, 1]), [0.8, 0.8]),
+    ],
+)
+def test_indexing_keeps_all_fields_in_step(index: object, expected: list[float]) -> None:
+    instances = three()
+    part = instances[index]  # type: ignore[index]
+    assert part.scores.tolist() == expected
+    for i, score in enumerate(expected):
+        place = instances.scores.tolist().index(score)
+        assert part[i] == instances[place]
+
+
+def test_indexing_outside_and_with_the_wrong_length_is_an_error() -> None:
+    with pytest.raises(IndexError):
+        three()[3]
+    with pytest.raises(IndexError):
+        three()[torch.tensor([True, False])]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"masks": torch.zeros(3, 6, 7)}, "masks of shape"),
+        ({"masks": torch.zeros(6, 8)}, "masks of shape"),
+        ({"labels": [1]}, "labels of shape"),
+        ({"labels": [0, 1, 1]}, "count from 1"),
+        ({"scores": [1.0, math.nan, 0.0]}, "NaN"),
+        ({"boxes": [[0, 0, 1, 1]]}, "boxes of shape"),
+        ({"crowd": [True]}, "crowd of shape"),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused(change: dict[str, object], expected: str) -> None:
+    fields = {"size": (6, 8), "masks": torch.zeros(3, 6, 8), "labels": [1, 2, 3], **change}
+    with pytest.raises(ValueError, match=expected):
+        Instances(**fields)  # type: ignore[arg-type]
+
+
+def test_no_instances_at_all() -> None:
+    empty = Instances(size=(6, 8), masks=[], labels=[])
+    assert len(empty) == 0
+    assert empty.boxes.shape == (0, 4)
+    assert empty.dense().shape == (0, 6, 8)
+    assert len(empty.annotation()) == 0
+
+
+def test_instances_as_annotation_and_back() -> None:
+    instances = three()
+    assert instances.annotation().instances() == instances
+
+
+def test_annotation_fields_line_up() -> None:
+    rle = masks.encode(np.ones((1, 6, 8)))[0]
+    marks = (Mark(3), Mark(1, point=(2.5, 3)), Mark(2, box=(0, 1, 2, 3)), Mark(1, mask=rle))
+    annotation = Annotation((6, 8), marks)
+    assert annotation.kinds == ("tag", "point", "box", "mask")
+    assert annotation.labels.tolist() == [3, 1, 2, 1]
+    assert annotation.classes == (1, 2, 3)
+    assert annotation.boxes.isnan().any(dim=1).tolist() == [True, True, False, True]
+    assert annotation.points[1].tolist() == [2.5, 3]
+    assert annotation.masks == (None, None, None, rle)
+    assert annotation.only("box").labels.tolist() == [2]
+    assert annotation[1:3].kinds == ("point", "box")
+    assert annotation[0] == Mark(3)
+    assert [mark.label for mark in annotation] == [3, 1, 2, 1]
+    assert Annotation((6, 8)).boxes.shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        Mark(0),
+        Mark(1, box=(0, 0, 9, 3)),
+        Mark(1, box=(2, 2, 2, 3)),
+        Mark(1, box=(0, 0, math.nan, 3)),
+        Mark(1, point=(9, 1)),
+        Mark(1, mask=masks.encode(np.ones((1, 6, 7)))[0]),
+    ],
+)
+def test_marks_that_do_not_fit_the_image_are_refused(mark: Mark) -> None:
+    with pytest.raises(ValueError, match=r"box|point|mask|label"):
+        Annotation((6, 8), (mark,))
