@@ -32,15 +32,46 @@ def test_encode_decode_is_exact(mask: np.ndarray) -> None:
     assert np.array_equal(masks.decode(rles, mask.shape)[0], mask)
 
 
-@given(binary)
-def test_runs_equal_a_naive_count(mask: np.ndarray) -> None:
-    assert masks.runs(masks.encode(mask[None])[0]).tolist() == naive_runs(mask)
+@given(st.lists(binary, max_size=6))
+def test_covered_counts_the_pixels_of_each(drawn: list[np.ndarray]) -> None:
+    counts = [masks.encode(mask[None])[0]["counts"] for mask in drawn]
+    assert masks.covered(counts).tolist() == [mask.size for mask in drawn]
 
 
-def test_runs_of_a_large_mask_need_numbers_of_many_groups() -> None:
+def naive_covered(text: bytes) -> int:
+    """Pixels of one run-length string, read character by character; -1 if it is broken."""
+    runs: list[int] = []
+    value = shift = 0
+    for place, code in enumerate(text):
+        group = code - 48
+        if not 0 <= group <= 63 or shift > 30:
+            return -1
+        value |= (group & 31) << shift
+        shift += 5
+        if group & 32:
+            if place == len(text) - 1:
+                return -1
+            continue
+        value -= (1 << shift) if group & 16 else 0
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value = shift = 0
+    return sum(runs) if runs and min(runs) >= 0 else -1
+
+
+strings = st.binary(max_size=12) | st.text("01234OPQ_o`n", max_size=12).map(str.encode)
+
+
+@given(st.lists(strings, max_size=6))
+def test_covered_of_any_strings_equals_a_naive_reading(texts: list[bytes]) -> None:
+    assert masks.covered(texts).tolist() == [naive_covered(text) for text in texts]
+
+
+def test_covered_of_a_large_mask_needs_numbers_of_many_groups() -> None:
     mask = np.zeros((1, 3000, 2000), bool)
     mask[0, 1500:, 1000] = True
-    assert masks.runs(masks.encode(mask)[0]).tolist() == naive_runs(mask[0])
+    assert masks.covered([masks.encode(mask)[0]["counts"]]).tolist() == [6_000_000]
+    assert masks.all_of_size(masks.encode(mask), (3000, 2000))
+    assert not masks.all_of_size(masks.encode(mask), (2000, 2000))
 
 
 @given(binary)

@@ -75,32 +75,56 @@ def interior_point(rle: RLE) -> tuple[float, float]:
     return float(column) - 0.5, float(row) - 0.5
 
 
-def runs(rle: RLE) -> npt.NDArray[np.int64]:
-    """The run lengths, first of 0, then of 1, and so on.
+def covered(counts: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """How many pixels each of N compressed run-length strings covers: [N], -1 if it is broken.
 
-    Each number is written in groups of five bits, least first, plus 48; bit 32 says that another
-    group follows, bit 16 of the last group is the sign. From the fourth number on, it is the
-    difference to the number two before.
+    Every run length is written in groups of five bits, least first, plus 48; bit 32 says that
+    another group follows, bit 16 of the last group is the sign. From the fourth number on, it is
+    the difference to the number two before. All strings are read at once: this check is on the way
+    of every mask that comes in.
     """
-    groups = np.frombuffer(rle["counts"], dtype=np.uint8).astype(np.int64) - 48
+    lengths = np.asarray([len(text) for text in counts])
+    whole = lengths > 0
+    if not whole.any():
+        return np.full(len(counts), -1)
+    groups = np.frombuffer(b"".join(counts), dtype=np.uint8).astype(np.int64) - 48
+    ends = np.cumsum(lengths[whole]) - 1
     last = (groups & 32) == 0
-    if groups.size == 0 or groups.min() < 0 or groups.max() > 63 or not last[-1]:
-        raise ValueError("counts is not a COCO run-length string")
+    bad = np.zeros(len(groups), dtype=bool)
+    bad[ends] = ~last[ends]
+    last[ends] = True  # so that a broken string does not run into the next
     starts = np.flatnonzero(np.concatenate(([True], last[:-1])))
-    place = np.arange(groups.size) - np.repeat(starts, np.diff(np.append(starts, groups.size)))
-    if place.max() > 6:
-        raise ValueError("counts holds a number beyond 32 bits")
+    place = np.arange(len(groups)) - np.repeat(starts, np.diff(np.append(starts, len(groups))))
+    bad |= (groups < 0) | (groups > 63) | (place > 6)
+    place = np.minimum(place, 6)
     numbers = np.add.reduceat((groups & 31) << (5 * place), starts)
     numbers -= np.where(groups[last] & 16, np.int64(1) << (5 * (place[last] + 1)), 0)
-    numbers[1::2] = np.cumsum(numbers[1::2])
-    numbers[2::2] = np.cumsum(numbers[2::2])
-    return numbers
+    first_group = np.concatenate(([0], ends[:-1] + 1))
+    first = np.searchsorted(starts, first_group)  # where in `numbers` each string begins
+    index = np.arange(len(numbers)) - np.repeat(first, np.diff(np.append(first, len(numbers))))
+    runs = numbers.copy()
+    for parity in (0, 1):
+        chain = (index % 2 == parity) & (index > 0)
+        sums = np.cumsum(np.where(chain, numbers, 0))
+        before = np.repeat(sums[first], np.diff(np.append(first, len(numbers))))
+        runs[chain] = (sums - before)[chain]  # a string's first number is in no chain
+    broken = np.logical_or.reduceat(bad, first_group) | (np.minimum.reduceat(runs, first) < 0)
+    pixels = np.full(len(counts), -1)
+    pixels[whole] = np.where(broken, -1, np.add.reduceat(runs, first))
+    return pixels
 
 
-def from_json(segmentation: Any, size: Size, where: str) -> RLE:
+def all_of_size(rles: Sequence[RLE], size: Size) -> bool:
+    """Whether every RLE is well formed and covers an image of `size` exactly."""
+    pixels = covered([rle["counts"] for rle in rles])
+    return bool((pixels == size[0] * size[1]).all())
+
+
+def from_json(segmentation: Any, size: Size, where: str, *, check: bool = True) -> RLE:
     """Any COCO segmentation (compressed or plain RLE, polygons) as a checked RLE of `size`.
 
-    `where` names the source in the error message.
+    `where` names the source in the error message. With `check=False` the caller promises to look at
+    a compressed RLE with `all_of_size` before anything else is done with it.
     """
     if isinstance(segmentation, list):
         return _from_polygons(segmentation, size, where)
@@ -115,24 +139,18 @@ def from_json(segmentation: Any, size: Size, where: str) -> RLE:
             "(height, width)"
         )
     counts = segmentation["counts"]
+    if isinstance(counts, list):
+        return _from_plain(counts, size, where)
     try:
-        if isinstance(counts, list):
-            lengths = np.asarray([_count(n) for n in counts], dtype=np.int64)
-            rle: RLE = coco.frPyObjects({"size": list(size), "counts": counts}, *size)
-        else:
-            rle = {
-                "size": list(size),
-                "counts": counts if isinstance(counts, bytes) else counts.encode("ascii"),
-            }
-            lengths = runs(rle)
-    except (ValueError, AttributeError, TypeError, OverflowError) as error:
-        raise InputError(f"{where}: broken RLE ({error})") from None
-    if lengths.min(initial=0) < 0 or int(lengths.sum()) != size[0] * size[1]:
-        raise InputError(
-            f"{where}: RLE covers {int(lengths.sum())} pixels; "
-            f"the image of size {list(size)} has {size[0] * size[1]}"
-        )
-    return rle
+        text = counts if isinstance(counts, bytes) else counts.encode("ascii")
+    except (AttributeError, UnicodeEncodeError):
+        raise InputError(f"{where}: broken RLE, counts is {_brief(counts)}") from None
+    if check:
+        pixels = int(covered([text])[0])
+        if pixels < 0:
+            raise InputError(f"{where}: broken RLE, counts is {_brief(counts)}")
+        _check_pixels(pixels, size, where)
+    return {"size": list(size), "counts": text}
 
 
 def to_json(rle: RLE) -> dict[str, Any]:
@@ -158,10 +176,21 @@ def _from_polygons(polygons: list[Any], size: Size, where: str) -> RLE:
     return merged
 
 
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-        raise ValueError(f"{_brief(value)} among the counts")
-    return value
+def _from_plain(counts: list[Any], size: Size, where: str) -> RLE:
+    for value in counts:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+            raise InputError(f"{where}: broken RLE, {_brief(value)} among the counts")
+    _check_pixels(sum(counts), size, where)
+    rle: RLE = coco.frPyObjects({"size": list(size), "counts": counts}, *size)
+    return rle
+
+
+def _check_pixels(pixels: int, size: Size, where: str) -> None:
+    if pixels != size[0] * size[1]:
+        raise InputError(
+            f"{where}: RLE covers {pixels} pixels; "
+            f"the image of size {list(size)} has {size[0] * size[1]}"
+        )
 
 
 def _brief(value: Any) -> str:

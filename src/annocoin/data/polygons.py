@@ -20,17 +20,19 @@ Corners = npt.NDArray[np.float64]
 
 def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
     """The outline of a mask [H, W] as corners [M, 2] (x, y), M >= 3; None if the mask is empty."""
-    found, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+    found, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
     parts = [np.asarray(part).reshape(-1, 2) for part in found]
     if not parts:
         return None
-    outline = parts.pop(0)
-    while parts:
-        gaps = [_nearest(outline, part)[2] for part in parts]
-        outline = _joined(outline, parts.pop(int(np.argmin(gaps))))
-    if len(outline) < 3:
-        outline = np.concatenate([outline, outline, outline])[:3]
-    return np.asarray(outline + 0.5, dtype=np.float64)
+    outline = latest = parts.pop(0)
+    gaps = np.full(len(parts), np.iinfo(np.int64).max)
+    while parts:  # always the part that is nearest to what is joined already
+        gaps = np.minimum(gaps, [_nearest(latest, part)[2] for part in parts])
+        next_one = int(gaps.argmin())
+        gaps = np.delete(gaps, next_one)
+        latest = parts.pop(next_one)
+        outline = _joined(outline, latest)
+    return np.asarray(_corners_only(outline) + 0.5, dtype=np.float64)
 
 
 def from_polygon(corners: Corners, size: Size) -> npt.NDArray[np.bool_]:
@@ -53,3 +55,14 @@ def _nearest(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> tuple[int, in
     gaps = ((first[:, None].astype(np.int64) - second[None]) ** 2).sum(axis=2)
     i, j = np.unravel_index(int(gaps.argmin()), gaps.shape)
     return int(i), int(j), int(gaps[i, j])
+
+
+def _corners_only(outline: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Without the pixels that lie between two others on a row, a column or a diagonal."""
+    before = outline - np.roll(outline, 1, axis=0)
+    after = np.roll(outline, -1, axis=0) - outline
+    one_step = np.abs(before).max(axis=1) == 1
+    corners = outline[~((before == after).all(axis=1) & one_step)]
+    if len(corners) < 3:
+        corners = np.concatenate([outline, outline, outline])[:3]
+    return corners

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from annocoin import masks
 from annocoin.atomic import new_directory, write_json
@@ -87,73 +87,91 @@ def _read_entries(
 ) -> dict[ImageId, Instances]:
     sizes = {image.image_id: image.annotation.size for image in dataset}
     labels = {number: j for j, number in enumerate(dataset.category_ids, start=1)}
-    columns: dict[ImageId, _Columns] = {}
-    seen: set[Any] = set()
+    by_image: dict[ImageId, list[tuple[str, dict[str, Any]]]] = {}
+    seen: set[str] = set()
     for number, entry in enumerate(entries):
         with problems.caught():
             here = f"{where}: entry {number}"
             image_id: Any = field(entry, "image_id", object, here)
             if isinstance(image_id, bool | list | dict) or image_id not in sizes:
-                example = next(iter(sizes))
                 raise InputError(
                     f"{here}: image_id {brief(image_id)} is not in the dataset; "
-                    f"its ids are such as {example!r}"
+                    f"its ids are such as {next(iter(sizes))!r}"
                 )
             if "id" in entry:
                 if str(entry["id"]) in seen:
                     raise InputError(f"{here}: id {brief(entry['id'])} occurs twice")
                 seen.add(str(entry["id"]))
-            column = columns.setdefault(image_id, _Columns(sizes[image_id]))
-            column.add(entry, labels, here)
-    return {image_id: column.instances() for image_id, column in columns.items() if column.masks}
+            by_image.setdefault(image_id, []).append((here, entry))
+    found: dict[ImageId, Instances] = {}
+    for image_id in track(list(by_image), "reading predictions"):
+        instances = _to_instances(by_image[image_id], sizes[image_id], labels, problems)
+        if instances is not None:
+            found[image_id] = instances
+    return found
 
 
-class _Columns:
-    """The fields of one image's instances, while they are read."""
+class _Row(NamedTuple):
+    """One instance as read: `box` and `confidence` where the file gives them."""
 
-    def __init__(self, size: Size) -> None:
-        self.size = size
-        self.masks: list[RLE] = []
-        self.labels: list[int] = []
-        self.scores: list[float] = []
-        self.boxes: list[list[float] | None] = []
-        self.confidence: list[float] = []
+    label: int
+    score: float
+    mask: RLE
+    box: list[float] | None
+    confidence: float
 
-    def add(self, entry: dict[str, Any], labels: dict[int, int], where: str) -> None:
-        category = field(entry, "category_id", int, where)
-        if category not in labels:
-            raise InputError(f"{where}: category_id {category}; expected {brief(list(labels))}")
-        score = finite(field(entry, "score", object, where), f"{where}: score")
-        confidence = entry.get("confidence")
-        if confidence is not None:
-            confidence = finite(confidence, f"{where}: confidence")
-        box = entry.get("bbox")
-        if box is not None:
-            numbers = [
-                finite(value, f"{where}: bbox") for value in field(entry, "bbox", list, where)
-            ]
-            if len(numbers) != 4:
-                raise InputError(f"{where}: bbox is {brief(box)}; expected x, y, width, height")
-            box = [*numbers[:2], numbers[0] + numbers[2], numbers[1] + numbers[3]]
-        rle = masks.from_json(field(entry, "segmentation", object, where), self.size, where)
-        self.masks.append(rle)
-        self.labels.append(labels[category])
-        self.scores.append(score)
-        self.boxes.append(box)
-        self.confidence.append(math.nan if confidence is None else confidence)
 
-    def instances(self) -> Instances:
-        found = Instances(
-            size=self.size,
-            masks=self.masks,
-            labels=self.labels,
-            scores=self.scores,
-            confidence=self.confidence,
-        )
-        for i, box in enumerate(self.boxes):
-            if box is not None:
-                found.boxes[i] = found.boxes.new_tensor(box)
-        return found
+def _to_instances(
+    entries: list[tuple[str, dict[str, Any]]],
+    size: Size,
+    labels: dict[int, int],
+    problems: Problems,
+) -> Instances | None:
+    """The entries of one image. Its masks are checked together, and one by one if any is bad."""
+    for check in (False, True):
+        attempt = Problems(problems.skip)
+        rows = []
+        for where, entry in entries:
+            with attempt.caught():
+                rows.append(_to_row(entry, size, labels, where, check))
+        if masks.all_of_size([row.mask for row in rows], size):
+            break
+    problems.skipped += attempt.skipped
+    if not rows:
+        return None
+    rles = [row.mask for row in rows]
+    tight = masks.boxes(rles).tolist()
+    return Instances(
+        size=size,
+        masks=rles,
+        labels=[row.label for row in rows],
+        scores=[row.score for row in rows],
+        boxes=[row.box or own for row, own in zip(rows, tight, strict=True)],
+        confidence=[row.confidence for row in rows],
+    )
+
+
+def _to_row(
+    entry: dict[str, Any], size: Size, labels: dict[int, int], where: str, check: bool
+) -> _Row:
+    category = field(entry, "category_id", int, where)
+    if category not in labels:
+        raise InputError(f"{where}: category_id {category}; expected {brief(list(labels))}")
+    score = finite(field(entry, "score", object, where), f"{where}: score")
+    confidence = entry.get("confidence")
+    box = entry.get("bbox")
+    if box is not None:
+        numbers = [finite(value, f"{where}: bbox") for value in field(entry, "bbox", list, where)]
+        if len(numbers) != 4:
+            raise InputError(f"{where}: bbox is {brief(box)}; expected x, y, width, height")
+        box = [*numbers[:2], numbers[0] + numbers[2], numbers[1] + numbers[3]]
+    return _Row(
+        label=labels[category],
+        score=score,
+        mask=masks.from_json(field(entry, "segmentation", object, where), size, where, check=check),
+        box=box,
+        confidence=math.nan if confidence is None else finite(confidence, f"{where}: confidence"),
+    )
 
 
 def _read_dataset(

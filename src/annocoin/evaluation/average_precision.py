@@ -19,26 +19,24 @@ def match_best(iou: Floats, threshold: float, crowd: Bools) -> tuple[Bools, Bool
     Crowds are no truth here: the caller leaves them out.
     """
     hits = np.zeros(len(iou), dtype=bool)
-    taken = np.zeros(iou.shape[1], dtype=bool)
-    for p in range(len(iou) if iou.shape[1] else 0):
+    taken: set[int] = set()
+    for p in _worth_a_look(iou, threshold):
         best = int(iou[p].argmax())
-        if iou[p, best] >= threshold:
-            hits[p] = not taken[best]
-            taken[best] = True
+        hits[p] = best not in taken
+        taken.add(best)
     return hits, np.zeros_like(hits)
 
 
 def match_best_free(iou: Floats, threshold: float, crowd: Bools) -> tuple[Bools, Bools]:
     """Each prediction takes the best truth that is still free, if IoU > threshold (strictly)."""
     hits = np.zeros(len(iou), dtype=bool)
-    free = np.ones(iou.shape[1], dtype=bool)
-    for p in range(len(iou)):
-        if not free.any():
-            break
-        best = int(np.where(free, iou[p], -1.0).argmax())
-        if iou[p, best] > threshold:
+    free = list(range(iou.shape[1]))
+    for p in _worth_a_look(iou, threshold):
+        row = iou[p].tolist()
+        best = max(free, key=row.__getitem__, default=None)
+        if best is not None and row[best] > threshold:
             hits[p] = True
-            free[best] = False
+            free.remove(best)
     return hits, np.zeros_like(hits)
 
 
@@ -49,15 +47,17 @@ def match_coco(iou: Floats, threshold: float, crowd: Bools) -> tuple[Bools, Bool
     """
     hits = np.zeros(len(iou), dtype=bool)
     ignored = np.zeros(len(iou), dtype=bool)
-    free = ~crowd
+    crowds = np.flatnonzero(crowd).tolist()
+    free = np.flatnonzero(~crowd).tolist()[::-1]  # `max` keeps the first of equals
     floor = min(threshold, 1 - 1e-10)
-    for p in range(len(iou)):
-        own = np.where(free, iou[p], -1.0)
-        if own.size and own.max() >= floor:
-            free[np.flatnonzero(own == own.max())[-1]] = False
+    for p in _worth_a_look(iou, floor):
+        row = iou[p].tolist()
+        best = max(free, key=row.__getitem__, default=None)
+        if best is not None and row[best] >= floor:
             hits[p] = True
+            free.remove(best)
         else:
-            ignored[p] = bool((iou[p, crowd] >= floor).any())
+            ignored[p] = any(row[g] >= floor for g in crowds)
     return hits, ignored
 
 
@@ -86,3 +86,11 @@ def _envelope(hits: Bools) -> Floats:
     """The highest precision at this rank or any later one: [P]."""
     precision = np.cumsum(hits) / np.arange(1, len(hits) + 1)
     return np.maximum.accumulate(precision[::-1])[::-1]
+
+
+def _worth_a_look(iou: Floats, threshold: float) -> list[int]:
+    """The predictions that reach the threshold with any truth, by falling score."""
+    if iou.shape[1] == 0:
+        return []
+    reaching: list[int] = np.flatnonzero(iou.max(axis=1) >= threshold).tolist()
+    return reaching

@@ -1,0 +1,170 @@
+"""Time to evaluate as much as VOC 2012 val holds, beside pycocotools on the same predictions.
+
+    python benchmarks/evaluation.py                             # synthetic scenes of 375 x 500
+    python benchmarks/evaluation.py --dataset VOC2012 --split val
+
+A dataset with fewer images is repeated until there are enough. Half of the predictions are true
+masks moved by a few pixels, half are random ellipses. One core; reading the files is included, and
+for annocoin that means the VOC folder with its PNG maps, for pycocotools one JSON file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from annocoin import (
+    atomic,
+    evaluate,
+    load_evaluation,
+    load_labelled,
+    read_predictions,
+    write_dataset,
+    write_predictions,
+)
+from annocoin.data import LabelledImage, LabelledImages
+from annocoin.data.synthetic import write_synthetic
+from annocoin.evaluation import PROTOCOLS, THRESHOLDS
+from annocoin.types import Instances
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--dataset", type=Path, help="a VOC folder; default: synthetic scenes")
+    parser.add_argument("--split")
+    parser.add_argument("--images", type=int, default=1449)
+    parser.add_argument("--predictions", type=int, default=50, help="per image")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = measure(Path(folder), options)
+    size = f"{options.images} images, {options.predictions} predictions each, one core"
+    print(f"seconds for {size} (load averages {os.getloadavg()[0]:.1f})")
+    for name, value in seconds.items():
+        print(f"  {name:42s} {value:8.3f}")
+    if options.json:
+        atomic.write_json(options.json, {"setting": size, "seconds": seconds}, indent=2)
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of each part, and the mAP by both tools as a check that they do the same."""
+    source = options.dataset
+    if source is None:
+        source = folder / "scenes"
+        write_synthetic(source, images=min(145, options.images), size=(375, 500))
+    labelled = repeated(load_labelled(source, split=options.split), options.images)
+    voc, truth_json, results = folder / "voc", folder / "truth.json", folder / "results.json"
+    write_dataset(labelled, voc, "voc")
+    labelled = load_labelled(voc)
+    write_dataset(labelled, truth_json, "coco")
+    rng = np.random.default_rng(0)
+    found = {image.image_id: invented(image, options.predictions, rng) for image in labelled}
+    write_predictions(results, found, labelled.category_ids)
+    coco_results = folder / "coco_results.json"
+    numbers = {image.image_id: number for number, image in enumerate(labelled, start=1)}
+    by_number: dict[str | int, Instances] = {
+        numbers[image_id]: instances for image_id, instances in found.items()
+    }
+    write_predictions(coco_results, by_number, labelled.category_ids)
+
+    seconds: dict[str, float] = {}
+    with timed(seconds, "annocoin: read the dataset"):
+        dataset = load_evaluation(voc)
+    with timed(seconds, "annocoin: read the predictions"):
+        predictions = read_predictions(results, dataset.labelled)
+    means = {}
+    for protocol in PROTOCOLS:
+        with timed(seconds, f"annocoin: evaluate, {protocol}"):
+            means[protocol] = evaluate(predictions, dataset, protocol=protocol).mean[0.5]
+    reading = sum(v for name, v in seconds.items() if "read" in name)
+    for protocol in PROTOCOLS:
+        part = seconds[f"annocoin: evaluate, {protocol}"]
+        seconds[f"annocoin: all, {protocol}"] = reading + part
+    with timed(seconds, "pycocotools: read both"), quiet():
+        truth = COCO(str(truth_json))
+        answers = truth.loadRes(str(coco_results))
+    with timed(seconds, "pycocotools: evaluate"), quiet():
+        mean = coco_mean(truth, answers)
+    seconds["pycocotools: all"] = (
+        seconds["pycocotools: read both"] + seconds["pycocotools: evaluate"]
+    )
+    seconds["ratio pycocotools / annocoin, coco"] = (
+        seconds["pycocotools: all"] / seconds["annocoin: all, coco"]
+    )
+    if abs(mean - means["coco"]) > 1e-9:
+        raise SystemExit(f"mAP differs: annocoin {means['coco']}, pycocotools {mean}")
+    print(f"mAP at .5, protocol coco: {100 * mean:.3f} by both")
+    return seconds
+
+
+def repeated(labelled: LabelledImages, images: int) -> LabelledImages:
+    """The first `images` of the dataset said over and over, under new names."""
+    chosen = [labelled[i % len(labelled)] for i in range(images)]
+    renamed = [replace(image, file_name=f"{i:06d}.jpg") for i, image in enumerate(chosen)]
+    return replace(labelled, images=tuple(renamed))
+
+
+def invented(image: LabelledImage, count: int, rng: np.random.Generator) -> Instances:
+    """Half moved truths, half ellipses, with classes that are mostly right."""
+    size = image.annotation.size
+    truth = image.annotation.instances()
+    dense = truth.dense().numpy()
+    classes = truth.labels.tolist() or [1]
+    masks, labels = [], []
+    for i in range(count):
+        if i % 2 and len(truth):
+            k = int(rng.integers(len(truth)))
+            masks.append(np.roll(dense[k], rng.integers(-12, 13, 2), (0, 1)))
+            labels.append(classes[k])
+        else:
+            mask = np.zeros(size, np.uint8)
+            centre = (int(rng.integers(size[1])), int(rng.integers(size[0])))
+            axes = (int(rng.integers(8, size[1] // 3)), int(rng.integers(8, size[0] // 3)))
+            cv2.ellipse(mask, centre, axes, float(rng.integers(180)), 0, 360, 1, -1)
+            masks.append(mask.astype(bool))
+            labels.append(classes[int(rng.integers(len(classes)))])
+    return Instances(size=size, masks=np.stack(masks), labels=labels, scores=rng.random(count))  # type: ignore[arg-type]
+
+
+def coco_mean(truth: COCO, answers: COCO) -> float:
+    """mAP at .5 by pycocotools, at the same four thresholds and without its area ranges."""
+    run = COCOeval(truth, answers, "segm")
+    run.params.iouThrs = np.asarray(THRESHOLDS)
+    run.params.areaRng, run.params.areaRngLbl = [[0, 1e10]], ["all"]
+    run.params.maxDets = [100]
+    run.evaluate()
+    run.accumulate()
+    precision = run.eval["precision"][THRESHOLDS.index(0.5), :, :, 0, 0]
+    return float(precision[:, precision.min(axis=0) >= 0].mean(axis=0).mean())
+
+
+@contextlib.contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - started
+
+
+def quiet() -> contextlib.redirect_stdout[io.StringIO]:
+    return contextlib.redirect_stdout(io.StringIO())
+
+
+if __name__ == "__main__":
+    main()
