@@ -190,7 +190,8 @@ def _read_maps(
         root / folder / f"{name}.png" for folder in ("SegmentationObject", "SegmentationClass")
     )
     ids = _read_map(object_path, size)
-    found = [int(k) for k in np.unique(ids) if k not in (0, VOID)]
+    counts = np.bincount(ids.ravel(), minlength=VOID + 1)
+    found = [int(k) for k in np.flatnonzero(counts) if k not in (0, VOID)]
     rles = {k: masks.encode((ids == k)[None])[0] for k in found}
     if not class_path.is_file():
         return rles, {}
