@@ -118,7 +118,7 @@ def synth_command(
 @app.command("show")
 def show_command(
     dataset: Dataset,
-    out: Annotated[Path, typer.Option(help="The PNG to write.")],
+    out: Annotated[Path, typer.Option(help="The picture to write, .png or .jpg.")],
     predictions: Annotated[
         Path | None, typer.Option(help="Draw these instances instead of the labels.")
     ] = None,

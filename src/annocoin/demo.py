@@ -61,10 +61,10 @@ def run_demo(out: Path, *, images: int = 60) -> None:
             print(f"  {name:10s}  " + "   ".join(cells))
         write_predictions(folder / "grabcut.json", answers["GrabCut"], weak.category_ids)
         _convert(folder)
-        _draw(weak, answers["GrabCut"], answers["truth"], folder / "picture.png")
+        _draw(weak, answers["GrabCut"], answers["truth"], folder / "picture.jpg")
         content = {"map": summary, "images": images, "seconds": time.monotonic() - started}
         atomic.write_json(folder / "summary.json", content, indent=2)
-    print(f"Look at {out}/picture.png: boxes, GrabCut, truth.")
+    print(f"Look at {out}/picture.jpg: boxes, GrabCut, truth.")
     print(f"Masks in other formats: {out}/labels. Figures: {out}/summary.json.")
 
 

@@ -23,7 +23,7 @@ def test_the_demo_makes_what_it_says_twice(annocoin: Callable[..., Any], tmp_pat
         summary["map"]["GrabCut"]["chainercv"]["0.75"]
         > (summary["map"]["filled box"]["chainercv"]["0.75"])
     )
-    assert Image.open(out / "picture.png").size[0] > 500
+    assert Image.open(out / "picture.jpg").size[0] > 500
     truth = load_evaluation(out / "data")
     found = read_predictions(out / "grabcut.json", truth.labelled)
     mean = evaluate(found, truth, thresholds=[0.5]).mean[0.5]

@@ -3,9 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from annocoin import masks
+from annocoin import InputError, masks
 from annocoin.report.overlay import draw, save, sheet
 from annocoin.types import Annotation, Mark
 
@@ -41,3 +42,6 @@ def test_saved_as_rgb_png(tmp_path: Path) -> None:
     red[:, :, 0] = 255
     save(red, tmp_path / "a.png")
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), red)
+    with pytest.raises(InputError, match=r"\.png or \.jpg"):
+        save(red, tmp_path / "a.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from annocoin import atomic, masks
+from annocoin.errors import InputError
 from annocoin.types import Annotation
 
 Picture = npt.NDArray[np.uint8]
@@ -32,7 +33,7 @@ def draw(
     for i, mark in enumerate(annotation):
         colour = _colour(i)
         name = classes[mark.label - 1]
-        if mark.score is not None:
+        if mark.score is not None and mark.score != 1:  # 1 is what has no score
             name += f" {mark.score:.2f}"
         if mark.mask is not None:
             dense = masks.decode([mark.mask], annotation.size)[0].astype(np.uint8)
@@ -68,10 +69,10 @@ def sheet(pictures: Sequence[Picture], columns: int, *, gap: int = 6) -> Picture
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Write a picture as PNG, whole or not at all."""
-    ok, data = cv2.imencode(".png", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
-    if not ok:
-        raise ValueError(f"{path}: picture of shape {picture.shape} cannot be encoded")
+    """Write a picture as PNG or JPEG, whole or not at all."""
+    if path.suffix not in (".png", ".jpg"):
+        raise InputError(f"{path}: expected a name that ends in .png or .jpg")
+    _, data = cv2.imencode(path.suffix, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     atomic.write_bytes(path, data.tobytes())
 
 
