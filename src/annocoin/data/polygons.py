@@ -21,11 +21,12 @@ Corners = npt.NDArray[np.float64]
 def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
     """The outline of a mask [H, W] as corners [M, 2] (x, y), M >= 3; None if the mask is empty."""
     found, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
-    parts = [np.asarray(part).reshape(-1, 2) for part in found]
+    parts: list[npt.NDArray[Any]] = [np.asarray(part).reshape(-1, 2) for part in found]
     if not parts:
         return None
-    outline = latest = parts.pop(0)
-    gaps = np.full(len(parts), np.iinfo(np.int64).max)
+    outline: npt.NDArray[Any] = parts.pop(0)
+    latest = outline
+    gaps: npt.NDArray[Any] = np.full(len(parts), np.iinfo(np.int64).max)
     while parts:  # always the part that is nearest to what is joined already
         gaps = np.minimum(gaps, [_nearest(latest, part)[2] for part in parts])
         next_one = int(gaps.argmin())

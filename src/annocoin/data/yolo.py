@@ -147,13 +147,12 @@ def _to_line(mark: Mark, size: Size, loss: Loss) -> str | None:
             return None
         again = from_polygon(corners, size)
         loss.mask(float((mask & again).sum() / (mask | again).sum()))
-        flat = (corners / (width, height)).ravel()
+        numbers = (corners / (width, height)).ravel().tolist()
     elif mark.box is not None:
         x0, y0, x1, y1 = mark.box
-        flat = np.asarray(
-            [(x0 + x1) / 2 / width, (y0 + y1) / 2 / height, (x1 - x0) / width, (y1 - y0) / height]
-        )
+        centre = [(x0 + x1) / 2 / width, (y0 + y1) / 2 / height]
+        numbers = [*centre, (x1 - x0) / width, (y1 - y0) / height]
     else:
         loss.drop(f"{mark.kind}s")
         return None
-    return " ".join([str(mark.label - 1), *(f"{value:.6f}" for value in flat)])
+    return " ".join([str(mark.label - 1), *(f"{value:.6f}" for value in numbers)])

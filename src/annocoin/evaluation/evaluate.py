@@ -12,6 +12,7 @@ import numpy.typing as npt
 from annocoin import masks
 from annocoin.data.dataset import EvaluationDataset, ImageId
 from annocoin.errors import InputError
+from annocoin.evaluation.average_precision import Bools, Floats
 from annocoin.evaluation.protocols import Protocol, protocol_named
 from annocoin.progress import track
 from annocoin.types import Instances
@@ -137,14 +138,14 @@ class _Records:
 
     def __init__(self, thresholds: int) -> None:
         self.positives = 0
-        self._scores: list[npt.NDArray[np.float64]] = [np.empty(0)]
-        self._hits = [np.empty((thresholds, 0), dtype=bool)]
-        self._ignored = [np.empty((thresholds, 0), dtype=bool)]
+        self._scores: list[Floats] = [np.empty(0)]
+        self._hits: list[Bools] = [np.empty((thresholds, 0), dtype=bool)]
+        self._ignored: list[Bools] = [np.empty((thresholds, 0), dtype=bool)]
 
     def add(
         self,
-        scores: npt.NDArray[np.float64],
-        matches: Sequence[tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]],
+        scores: Floats,
+        matches: Sequence[tuple[Bools, Bools]],
     ) -> None:
         self._scores.append(scores)
         self._hits.append(np.stack([hits for hits, _ in matches]))

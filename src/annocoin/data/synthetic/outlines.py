@@ -199,4 +199,4 @@ def _area(polygons: list[Points]) -> float:
 
 
 def _turn(steps: int) -> Points:
-    return np.linspace(0, 2 * np.pi, steps, endpoint=False)
+    return np.linspace(0, 2 * np.pi, steps, endpoint=False, dtype=np.float64)

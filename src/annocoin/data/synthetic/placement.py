@@ -54,7 +54,8 @@ def place_creatures(rng: Rng, size: tuple[int, int]) -> tuple[list[Placed], Byte
         `parts` [H, W], both numbered from 1 in the order of the creatures.
     """
     placed: list[Placed] = []
-    ids, parts = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+    ids: Bytes = np.zeros(size, np.uint8)
+    parts: Bytes = np.zeros(size, np.uint8)
     wanted = 1 + int(rng.choice(len(COUNTS), p=COUNTS))
     for _ in range(wanted):
         sprite = pose_creature(rng, _label(rng, placed), _diameter(rng, size, bool(placed)))

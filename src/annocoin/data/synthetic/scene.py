@@ -91,5 +91,5 @@ def _photograph(rng: Rng, canvas: Array) -> Bytes:
     rgb = cv2.cvtColor(lit.astype(np.float32), cv2.COLOR_Lab2RGB)
     rgb = cv2.GaussianBlur(rgb, (0, 0), rng.uniform(0.35, 0.65))
     grain = rng.standard_normal(rgb.shape, dtype=np.float32)
-    rgb += np.float32(rng.uniform(0.008, 0.02)) * grain
-    return np.clip(rgb * 255 + 0.5, 0, 255).astype(np.uint8)
+    noisy = np.asarray(rgb, np.float32) + np.float32(rng.uniform(0.008, 0.02)) * grain
+    return np.clip(noisy * 255 + 0.5, 0, 255).astype(np.uint8)
