@@ -8,7 +8,6 @@ how much of the outlines is weak, how the objects are distributed, and the time 
 
 import argparse
 import itertools
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from annocoin.atomic import write_json
 from annocoin.data.synthetic import CLASSES, Scene, render_scene
 
 CROP = 40  # pixels: every object is resized to this square
@@ -53,7 +53,7 @@ def main() -> None:
         for name, value in numbers.items():
             print(f"  {name:<28}{value:10.3f}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+        write_json(arguments.json, results, indent=2)
 
 
 def separability(scenes: Sequence[Scene], epochs: int, seed: int) -> Numbers:

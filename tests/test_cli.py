@@ -242,14 +242,84 @@ def test_a_second_run_does_not_touch_the_first(annocoin: Run, tmp_path: Path) ->
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*")} == before
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-def test_an_interrupted_command_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_command_leaves_nothing(
+    annocoin: Run, voc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden: list[Path] = []
+
+    def interrupt(root: Path, stem: str, *rest: object) -> None:
+        if len(list((root / "JPEGImages").iterdir())) == 3:
+            hidden.append(root)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("annocoin.data.voc._write_maps", interrupt)
+    outcome = annocoin("convert", voc, tmp_path / "out", "--to", "voc")
+    assert outcome.code == 130
+    assert outcome.err == "annocoin: interrupted; nothing half-written is left\n"
+    assert hidden
+    assert [path.name for path in tmp_path.iterdir()] == ["voc"]
+
+
+def test_control_c_in_a_real_process(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "annocoin", "synth", str(tmp_path / "s"), "--images", "100000"]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    time.sleep(6)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
+    while not any(scratch.rglob("*.jpg")):  # at work
+        assert process.poll() is None
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "interrupted" in err
-    assert "Traceback" not in err
-    assert list(tmp_path.iterdir()) == []
+    assert (process.returncode, "interrupted" in err, "Traceback" in err) == (130, True, False)
+    assert list(tmp_path.rglob("*")) == [scratch]
+
+
+def test_the_input_is_never_overwritten(annocoin: Run, voc: Path, results: Path) -> None:
+    before = results.read_text()
+    outcome = annocoin("convert", results, results, "--to", "results", "--dataset", voc)
+    assert (outcome.code, "that is the input" in outcome.err) == (2, True)
+    assert results.read_text() == before
+
+
+def test_class_names_with_brackets_are_printed_as_they_are(annocoin: Run, tmp_path: Path) -> None:
+    content = {
+        "images": [{"id": 1, "file_name": "a.jpg", "height": 4, "width": 4}],
+        "categories": [{"id": 1, "name": "[/b]"}, {"id": 2, "name": "[red]"}],
+        "annotations": [
+            {
+                "id": 1,
+                "image_id": 1,
+                "category_id": 1,
+                "segmentation": {"size": [4, 4], "counts": [0, 16]},
+            }
+        ],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    outcome = annocoin("evaluate", tmp_path / "a.json", tmp_path / "a.json")
+    assert outcome.code == 0, outcome.err
+    assert "[/b]" in outcome.out
+    assert "[red]" in outcome.out
+
+
+def test_when_nothing_is_left_the_reason_is_told(annocoin: Run, voc: Path, results: Path) -> None:
+    shutil.rmtree(voc / "JPEGImages")
+    (voc / "JPEGImages").mkdir()
+    outcome = annocoin("evaluate", results, voc, "--skip-bad")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "skipped 8: " in outcome.err
+
+
+def test_the_code_of_the_readme_runs(
+    voc: Path, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = Path(__file__).parent.parent / "README.md"
+    code = readme.read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(voc.parent)
+    (voc.parent / "VOCdevkit").mkdir()
+    (voc.parent / "VOCdevkit" / "VOC2012").symlink_to(voc)
+    entries = json.loads(results.read_text())
+    names = (voc / "ImageSets" / "Segmentation" / "val.txt").read_text().split()
+    results.write_text(json.dumps([e for e in entries if e["image_id"] in names]))
+    exec(code, {})
+    assert "0.5: 1.0" in capsys.readouterr().out

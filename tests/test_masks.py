@@ -35,7 +35,9 @@ def test_encode_decode_is_exact(mask: np.ndarray) -> None:
 @given(st.lists(binary, max_size=6))
 def test_covered_counts_the_pixels_of_each(drawn: list[np.ndarray]) -> None:
     counts = [masks.encode(mask[None])[0]["counts"] for mask in drawn]
-    assert masks.covered(counts).tolist() == [mask.size for mask in drawn]
+    pixels, usual = masks.covered(counts)
+    assert pixels.tolist() == [mask.size for mask in drawn]
+    assert usual.all()
 
 
 def naive_covered(text: bytes) -> int:
@@ -63,13 +65,13 @@ strings = st.binary(max_size=12) | st.text("01234OPQ_o`n", max_size=12).map(str.
 
 @given(st.lists(strings, max_size=6))
 def test_covered_of_any_strings_equals_a_naive_reading(texts: list[bytes]) -> None:
-    assert masks.covered(texts).tolist() == [naive_covered(text) for text in texts]
+    assert masks.covered(texts)[0].tolist() == [naive_covered(text) for text in texts]
 
 
 def test_covered_of_a_large_mask_needs_numbers_of_many_groups() -> None:
     mask = np.zeros((1, 3000, 2000), bool)
     mask[0, 1500:, 1000] = True
-    assert masks.covered([masks.encode(mask)[0]["counts"]]).tolist() == [6_000_000]
+    assert masks.covered([masks.encode(mask)[0]["counts"]])[0].tolist() == [6_000_000]
     assert masks.all_of_size(masks.encode(mask), (3000, 2000))
     assert not masks.all_of_size(masks.encode(mask), (2000, 2000))
 
@@ -155,3 +157,21 @@ def test_broken_segmentations_are_refused_in_one_line(segmentation: object, expe
     message = str(caught.value)
     assert message.startswith("file.json: entry 3: ")
     assert "\n" not in message
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+def test_runs_of_length_zero_do_no_harm(lengths: list[int]) -> None:
+    """pycocotools alone gives IoU 0 of such a mask with itself."""
+    size = (1, max(1, sum(lengths)))
+    counts = lengths if sum(lengths) else [1]
+    expected = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+    rle = masks.from_json({"size": list(size), "counts": counts}, size, "here")
+    assert np.array_equal(masks.decode([rle], size)[0, 0], expected)
+    assert masks.all_of_size([rle], size)
+    if expected.any():
+        assert masks.iou([rle], [rle])[0, 0] == 1
+
+
+def test_probabilities_are_no_masks() -> None:
+    with pytest.raises(ValueError, match="threshold"):
+        masks.encode(np.full((1, 4, 4), 0.3))

@@ -75,6 +75,8 @@ def test_indexing_outside_and_with_the_wrong_length_is_an_error() -> None:
         ({"labels": [1]}, "labels of shape"),
         ({"labels": [0, 1, 1]}, "count from 1"),
         ({"scores": [1.0, math.nan, 0.0]}, "NaN"),
+        ({"scores": [1.0, math.inf, 0.0]}, "infinite"),
+        ({"masks": torch.full((3, 6, 8), 0.5)}, "threshold"),
         ({"boxes": [[0, 0, 1, 1]]}, "boxes of shape"),
         ({"crowd": [True]}, "crowd of shape"),
     ],
@@ -104,7 +106,7 @@ def test_annotation_fields_line_up() -> None:
     annotation = Annotation((6, 8), marks)
     assert annotation.kinds == ("tag", "point", "box", "mask")
     assert annotation.labels.tolist() == [3, 1, 2, 1]
-    assert annotation.classes == (1, 2, 3)
+    assert annotation.distinct_labels == (1, 2, 3)
     assert annotation.boxes.isnan().any(dim=1).tolist() == [True, True, False, True]
     assert annotation.points[1].tolist() == [2.5, 3]
     assert annotation.masks == (None, None, None, rle)
@@ -129,3 +131,24 @@ def test_annotation_fields_line_up() -> None:
 def test_marks_that_do_not_fit_the_image_are_refused(mark: Mark) -> None:
     with pytest.raises(ValueError, match=r"box|point|mask|label"):
         Annotation((6, 8), (mark,))
+
+
+def test_fields_are_copies_without_a_graph() -> None:
+    scores = torch.tensor([0.5], requires_grad=True)
+    boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0]], dtype=torch.float64)
+    found = Instances(
+        size=(4, 4), masks=torch.ones(1, 4, 4), labels=[1], scores=scores, boxes=boxes
+    )
+    boxes += 1
+    assert not found.scores.requires_grad
+    assert found.boxes.tolist() == [[0, 0, 2, 2]]
+
+
+def test_a_box_that_leaves_the_image_is_cut() -> None:
+    found = Instances(
+        size=(4, 4),
+        masks=torch.ones(2, 4, 4),
+        labels=[1, 1],
+        boxes=[[-1.0, 0.0, 4.00001, 4.0], [9.0, 9.0, 10.0, 10.0]],
+    )
+    assert [mark.box for mark in found.annotation()] == [(0, 0, 4, 4), None]

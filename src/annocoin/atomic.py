@@ -39,7 +39,7 @@ def write_json(path: Path, content: Any, *, indent: int | None = None) -> None:
 def new_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` if the block ends well, and vanishes if not.
 
-    `path` must not exist yet, or be an empty folder.
+    `path` must not exist yet, or be an empty folder. Inside the block plain writes will do.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -47,6 +47,8 @@ def new_directory(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         yield temporary
+        if hasattr(os, "sync"):  # the name must not reach the disk before what it stands for
+            os.sync()
         os.chmod(temporary, 0o777 & ~_umask())
         if path.exists():
             path.rmdir()

@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn, cast
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from annocoin import __version__, atomic
@@ -15,10 +16,10 @@ from annocoin.data import loading, read_predictions, with_predictions, write_dat
 from annocoin.data.conversion import Format
 from annocoin.data.dataset import LabelledImages, Supervision, weaken
 from annocoin.data.images import read_image
-from annocoin.data.loading import Kind
+from annocoin.data.loading import DatasetKind
 from annocoin.data.synthetic import write_synthetic
 from annocoin.demo import run_demo
-from annocoin.errors import InputError, Problems
+from annocoin.errors import InputError, Problems, one_line
 from annocoin.evaluation import THRESHOLDS, Evaluation, evaluate
 from annocoin.report import overlay
 
@@ -34,7 +35,6 @@ app = typer.Typer(
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
 
-# Optional[...] rather than "| None": older typers read these annotations at run time.
 Dataset = Annotated[
     Path,
     typer.Argument(help="A VOC folder, a COCO .json, or a folder with images/ and labels.csv."),
@@ -67,13 +67,15 @@ def evaluate_command(
     """Average precision of predicted instances against the true masks of a dataset."""
     problems = Problems(skip_bad)
     truth = loading.load_evaluation(
-        dataset, split=split, kind=cast(Kind | None, kind), images=images, problems=problems
+        dataset, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
     )
-    found = read_predictions(predictions, truth.labelled, problems)
+    found = read_predictions(predictions, truth, problems)
     result = evaluate(found, truth, protocol=protocol, thresholds=iou or THRESHOLDS)
     if json is not None:
         atomic.write_json(json, result.to_json(), indent=2)
     Console().print(_table(result))
+    if truth.without_mask:
+        print(f"{truth.without_mask} labels of the dataset have no mask and were not counted")
     _report(problems)
 
 
@@ -92,6 +94,8 @@ def convert_command(
 ) -> None:
     """Rewrite a dataset, or predictions for one, in another format."""
     problems = Problems(skip_bad)
+    if out.resolve() == source.resolve():
+        raise InputError(f"{out}: that is the input; write to another place")
     labelled = _load(dataset or source, split, kind, images, problems)
     if dataset is not None:
         labelled = with_predictions(labelled, source, problems)
@@ -142,12 +146,12 @@ def show_command(
         labelled = with_predictions(labelled, predictions, problems)
     pictures = []
     for image in labelled[:count]:
-        if image.path is None:
-            raise InputError(f"{dataset}: no images; say where they are with --images DIR")
-        marks = weaken(
-            image.annotation, cast(Supervision, supervision), where=f"image {image.image_id}"
-        )
-        pictures.append(overlay.draw(read_image(image.path), marks, labelled.classes, scale=scale))
+        with problems.caught():
+            pixels = read_image(image.image_path())
+            marks = weaken(image.annotation, cast(Supervision, supervision))
+            pictures.append(overlay.draw(pixels, marks, labelled.classes, scale=scale))
+    if not pictures:
+        raise InputError(f"{dataset}: no usable image to show")
     overlay.save(overlay.sheet(pictures, columns), out)
     print(f"{out}: {len(pictures)} of {len(labelled)} images")
     _report(problems)
@@ -178,7 +182,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):  # what Ctrl-C becomes depends on typer's version
         code = INTERRUPTED
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        _fail(one_line(error))
     except Exception as error:
         # typer's own errors (unknown option, missing argument) carry their text in this method.
         message = getattr(error, "format_message", None)
@@ -199,18 +203,18 @@ def _load(
     path: Path, split: str | None, kind: str | None, images: Path | None, problems: Problems
 ) -> LabelledImages:
     return loading.load_labelled(
-        path, split=split, kind=cast(Kind | None, kind), images=images, problems=problems
+        path, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
     )
 
 
 def _table(result: Evaluation) -> Table:
-    title = f"AP (%), protocol {result.protocol}, {result.images} images"
+    title = f"AP (%) by IoU threshold, protocol {result.protocol}, {result.images} images"
     table = Table(title=title, title_justify="left")
-    table.add_column("class")
+    table.add_column("class", no_wrap=True)
     for threshold in result.thresholds:
-        table.add_column(f"IoU {threshold:g}", justify="right")
+        table.add_column(f"{threshold:g}", justify="right")
     for name, column in zip(result.classes, result.ap.T, strict=True):
-        table.add_row(name, *("-" if ap != ap else f"{100 * ap:.1f}" for ap in column))
+        table.add_row(escape(name), *("-" if ap != ap else f"{100 * ap:.1f}" for ap in column))
     table.add_section()
     table.add_row("mean", *(f"{100 * mean:.1f}" for mean in result.mean.values()))
     return table

@@ -6,6 +6,7 @@ that every learned method has to beat.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -31,13 +32,15 @@ from annocoin.progress import track
 from annocoin.report import overlay
 from annocoin.types import Instances
 
+MADE_BY = "annocoin demo"
+
 
 def run_demo(out: Path, *, images: int = 60) -> None:
     """Make data, label it two ways, evaluate, convert, draw. An earlier demo in `out` goes."""
     started = time.monotonic()
-    if (out / "summary.json").is_file():
-        shutil.rmtree(out)
-    with atomic.new_directory(out) as folder:
+    earlier = out if _is_demo(out) else None
+    making = out if earlier is None else out.with_name(f"{out.name}.new")
+    with atomic.new_directory(making) as folder:
         data = folder / "data"
         write_synthetic(data, images=images)
         weak = load_weak(data, "box")
@@ -62,10 +65,27 @@ def run_demo(out: Path, *, images: int = 60) -> None:
         write_predictions(folder / "grabcut.json", answers["GrabCut"], weak.category_ids)
         _convert(folder)
         _draw(weak, answers["GrabCut"], answers["truth"], folder / "picture.jpg")
-        content = {"map": summary, "images": images, "seconds": time.monotonic() - started}
+        content = {
+            "made by": MADE_BY,
+            "map": summary,
+            "images": images,
+            "seconds": time.monotonic() - started,
+        }
         atomic.write_json(folder / "summary.json", content, indent=2)
+    if earlier is not None:
+        shutil.rmtree(earlier)
+        making.rename(out)
     print(f"Look at {out}/picture.jpg: boxes, GrabCut, truth.")
     print(f"Masks in other formats: {out}/labels. Figures: {out}/summary.json.")
+
+
+def _is_demo(folder: Path) -> bool:
+    """Whether a demo made the folder, so that another may replace it."""
+    try:
+        content = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("made by") == MADE_BY
 
 
 def _filled_boxes(weak: WeakDataset) -> dict[ImageId, Instances]:
@@ -109,7 +129,7 @@ def _cut(pixels: npt.NDArray[np.uint8], box: list[int]) -> npt.NDArray[np.bool_]
 
 
 def _convert(folder: Path) -> None:
-    labelled = load_labelled(folder / "data", with_masks=False)
+    labelled = load_labelled(folder / "data", with_masks="never")
     labelled = with_predictions(labelled, folder / "grabcut.json")
     (folder / "labels").mkdir()
     write_dataset(labelled, folder / "labels" / "coco.json", "coco")

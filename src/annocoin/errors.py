@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class InputError(ValueError):
@@ -38,7 +40,24 @@ class Problems:
         """Run one item's work; an `InputError` in it is recorded if bad items are skipped."""
         try:
             yield
-        except InputError as error:
+        except (InputError, OSError) as error:
             if not self.skip:
                 raise
-            self.skipped.append(str(error))
+            self.skipped.append(one_line(error))
+
+
+def one_line(error: InputError | OSError) -> str:
+    """The error as a line for a user."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
+
+
+def brief(value: Any) -> str:
+    """A value for a message, cut if long; the whole of it is never written out."""
+    shortener = reprlib.Repr()
+    shortener.maxlist = shortener.maxdict = 8
+    shortener.maxstring = shortener.maxother = shortener.maxlong = 60
+    shortener.maxlevel = 2
+    text = shortener.repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

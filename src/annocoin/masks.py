@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pycocotools import mask as coco
 
-from annocoin.errors import InputError
+from annocoin.errors import InputError, brief
 
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -29,8 +29,11 @@ class RLE(TypedDict):
 
 
 def encode(masks: npt.NDArray[Any]) -> list[RLE]:
-    """Masks [N, H, W] (non-zero is foreground) as N RLEs."""
-    stack = np.asarray(masks) != 0
+    """Masks [N, H, W] of 0 and 1 (bool or number) as N RLEs; probabilities are refused."""
+    stack = np.asarray(masks)
+    if stack.dtype.kind == "f" and not ((stack == 0) | (stack == 1)).all():
+        raise ValueError("masks hold values between 0 and 1; compare them with a threshold first")
+    stack = stack != 0
     return [coco.encode(np.asfortranarray(mask, dtype=np.uint8)) for mask in stack]
 
 
@@ -69,14 +72,18 @@ def iou(
 
 def interior_point(rle: RLE) -> tuple[float, float]:
     """The centre (x, y) of the pixel deepest inside the mask: where a person would click."""
-    mask = np.pad(coco.decode(rle), 1)
+    x0, y0, x1, y1 = boxes([rle])[0].astype(int)
+    mask = np.pad(coco.decode(rle)[y0:y1, x0:x1], 1)
     distance = cv2.distanceTransform(mask, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
     row, column = np.unravel_index(int(distance.argmax()), distance.shape)
-    return float(column) - 0.5, float(row) - 0.5
+    return float(x0 + column) - 0.5, float(y0 + row) - 0.5
 
 
-def covered(counts: Sequence[bytes]) -> npt.NDArray[np.int64]:
+def covered(counts: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """How many pixels each of N compressed run-length strings covers: [N], -1 if it is broken.
+
+    Also [N]: whether the string is the usual one, with no run of length 0 but the first. With such
+    runs inside, pycocotools' intersections are wrong.
 
     Every run length is written in groups of five bits, least first, plus 48; bit 32 says that
     another group follows, bit 16 of the last group is the sign. From the fourth number on, it is
@@ -85,8 +92,9 @@ def covered(counts: Sequence[bytes]) -> npt.NDArray[np.int64]:
     """
     lengths = np.asarray([len(text) for text in counts])
     whole = lengths > 0
+    pixels, usual = np.full(len(counts), -1), np.zeros(len(counts), dtype=bool)
     if not whole.any():
-        return np.full(len(counts), -1)
+        return pixels, usual
     groups = np.frombuffer(b"".join(counts), dtype=np.uint8).astype(np.int64) - 48
     ends = np.cumsum(lengths[whole]) - 1
     last = (groups & 32) == 0
@@ -109,15 +117,15 @@ def covered(counts: Sequence[bytes]) -> npt.NDArray[np.int64]:
         before = np.repeat(sums[first], np.diff(np.append(first, len(numbers))))
         runs[chain] = (sums - before)[chain]  # a string's first number is in no chain
     broken = np.logical_or.reduceat(bad, first_group) | (np.minimum.reduceat(runs, first) < 0)
-    pixels = np.full(len(counts), -1)
     pixels[whole] = np.where(broken, -1, np.add.reduceat(runs, first))
-    return pixels
+    usual[whole] = ~np.logical_or.reduceat((runs == 0) & (index > 0), first)
+    return pixels, usual
 
 
 def all_of_size(rles: Sequence[RLE], size: Size) -> bool:
-    """Whether every RLE is well formed and covers an image of `size` exactly."""
-    pixels = covered([rle["counts"] for rle in rles])
-    return bool((pixels == size[0] * size[1]).all())
+    """Whether every RLE is well formed and usual, and covers an image of `size` exactly."""
+    pixels, usual = covered([rle["counts"] for rle in rles])
+    return bool((usual & (pixels == size[0] * size[1])).all())
 
 
 def from_json(segmentation: Any, size: Size, where: str, *, check: bool = True) -> RLE:
@@ -130,12 +138,12 @@ def from_json(segmentation: Any, size: Size, where: str, *, check: bool = True) 
         return _from_polygons(segmentation, size, where)
     if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
         raise InputError(
-            f"{where}: segmentation is {_brief(segmentation)}; "
+            f"{where}: segmentation is {brief(segmentation)}; "
             'expected an RLE {"size", "counts"} or a list of polygons'
         )
     if segmentation["size"] != list(size):
         raise InputError(
-            f"{where}: RLE of size {_brief(segmentation['size'])}; the image is {list(size)} "
+            f"{where}: RLE of size {brief(segmentation['size'])}; the image is {list(size)} "
             "(height, width)"
         )
     counts = segmentation["counts"]
@@ -144,13 +152,9 @@ def from_json(segmentation: Any, size: Size, where: str, *, check: bool = True) 
     try:
         text = counts if isinstance(counts, bytes) else counts.encode("ascii")
     except (AttributeError, UnicodeEncodeError):
-        raise InputError(f"{where}: broken RLE, counts is {_brief(counts)}") from None
-    if check:
-        pixels = int(covered([text])[0])
-        if pixels < 0:
-            raise InputError(f"{where}: broken RLE, counts is {_brief(counts)}")
-        _check_pixels(pixels, size, where)
-    return {"size": list(size), "counts": text}
+        raise InputError(f"{where}: broken RLE, counts is {brief(counts)}") from None
+    rle: RLE = {"size": list(size), "counts": text}
+    return _usual(rle, size, where) if check else rle
 
 
 def to_json(rle: RLE) -> dict[str, Any]:
@@ -167,7 +171,7 @@ def _from_polygons(polygons: list[Any], size: Size, where: str) -> RLE:
         )
         if not numbers or len(polygon) < 6 or len(polygon) % 2:
             raise InputError(
-                f"{where}: polygon {_brief(polygon)}; expected [x, y, x, y, x, y, ...] in pixels, "
+                f"{where}: polygon {brief(polygon)}; expected [x, y, x, y, x, y, ...] in pixels, "
                 "three or more corners in or near the image"
             )
     if not polygons:
@@ -179,10 +183,18 @@ def _from_polygons(polygons: list[Any], size: Size, where: str) -> RLE:
 def _from_plain(counts: list[Any], size: Size, where: str) -> RLE:
     for value in counts:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-            raise InputError(f"{where}: broken RLE, {_brief(value)} among the counts")
+            raise InputError(f"{where}: broken RLE, {brief(value)} among the counts")
     _check_pixels(sum(counts), size, where)
-    rle: RLE = coco.frPyObjects({"size": list(size), "counts": counts}, *size)
-    return rle
+    return _usual(coco.frPyObjects({"size": list(size), "counts": counts}, *size), size, where)
+
+
+def _usual(rle: RLE, size: Size, where: str) -> RLE:
+    """The RLE if it is well formed, without runs of length 0 inside."""
+    pixels, usual = covered([rle["counts"]])
+    if pixels[0] < 0:
+        raise InputError(f"{where}: broken RLE, counts is {brief(rle['counts'])}")
+    _check_pixels(int(pixels[0]), size, where)
+    return rle if usual[0] else encode(decode([rle], size))[0]
 
 
 def _check_pixels(pixels: int, size: Size, where: str) -> None:
@@ -191,8 +203,3 @@ def _check_pixels(pixels: int, size: Size, where: str) -> None:
             f"{where}: RLE covers {pixels} pixels; "
             f"the image of size {list(size)} has {size[0] * size[1]}"
         )
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -21,7 +21,7 @@ from annocoin.masks import RLE, Size
 
 Box = tuple[float, float, float, float]
 Point = tuple[float, float]
-Kind = Literal["tag", "point", "box", "mask"]
+MarkKind = Literal["tag", "point", "box", "mask"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Mark:
     confidence: float | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MarkKind:
         """The strongest thing the mark says."""
         if self.mask is not None:
             return "mask"
@@ -94,17 +94,17 @@ class Annotation(Sequence[Mark]):
             return replace(self, marks=self.marks[index])
         return self.marks[index]
 
-    def only(self, kind: Kind) -> Annotation:
+    def only(self, kind: MarkKind) -> Annotation:
         """The marks of one kind: `only("box").labels` lines up with `only("box").boxes`."""
         return replace(self, marks=tuple(mark for mark in self.marks if mark.kind == kind))
 
     @property
-    def classes(self) -> tuple[int, ...]:
+    def distinct_labels(self) -> tuple[int, ...]:
         """The classes said to be in the image, each once, rising."""
         return tuple(sorted({mark.label for mark in self.marks}))
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[MarkKind, ...]:
         """What each mark says: tag, point, box or mask."""
         return tuple(mark.kind for mark in self.marks)
 
@@ -151,7 +151,7 @@ class Instances:
 
     Args:
         size: (height, width) of the image.
-        masks: N RLEs, or a tensor or array [N, H, W] (non-zero is foreground).
+        masks: N RLEs, or a tensor or array [N, H, W] of 0 and 1.
         labels: classes 1..C, int64 [N].
         scores: ranking of the instances, float64 [N]; 1 if not given.
         boxes: float64 [N, 4]; the masks' tight boxes if not given.
@@ -189,8 +189,8 @@ class Instances:
         self.boxes = _field("boxes", boxes, torch.float64, (n, 4))
         if n and int(self.labels.min()) < 1:
             raise ValueError("labels: classes count from 1, 0 is the background")
-        if bool(self.scores.isnan().any()):
-            raise ValueError("scores: NaN; expected numbers")
+        if not bool(self.scores.isfinite().all()):
+            raise ValueError("scores: NaN or infinite; expected finite numbers")
 
     def __len__(self) -> int:
         return len(self.masks)
@@ -244,7 +244,7 @@ class Instances:
         marks = tuple(
             Mark(
                 label=int(self.labels[i]),
-                box=_box_or_none(self.boxes[i].tolist()),
+                box=_box_or_none(self.boxes[i].tolist(), self.size),
                 mask=self.masks[i],
                 crowd=bool(self.crowd[i]),
                 score=float(self.scores[i]),
@@ -273,7 +273,8 @@ def _field(
 ) -> Tensor:
     if value is None:
         return torch.full(shape, default, dtype=dtype)
-    field = torch.as_tensor(value, dtype=dtype)
+    field = value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype)
+    field = field.to(dtype, copy=True)
     if field.numel() == 0:
         field = field.reshape((0, *shape[1:]))
     if field.shape != shape:
@@ -287,6 +288,7 @@ def _rows(rows: Sequence[tuple[float, ...] | None], width: int) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).reshape(len(values), width)
 
 
-def _box_or_none(box: Sequence[float]) -> Box | None:
-    x0, y0, x1, y1 = box
+def _box_or_none(box: Sequence[float], size: Size) -> Box | None:
+    """The part of a box inside the image; None if there is none."""
+    x0, y0, x1, y1 = max(box[0], 0.0), max(box[1], 0.0), min(box[2], size[1]), min(box[3], size[0])
     return (x0, y0, x1, y1) if x1 > x0 and y1 > y0 else None

@@ -144,7 +144,9 @@ def test_voc_holds_everything_that_does_not_overlap(drawn: Any) -> None:
 @given(drawn_datasets())
 def test_labelme_holds_everything(drawn: Any) -> None:
     with on_disk(drawn) as (root, labelled):
-        assert write_dataset(labelled, root / "out", "labelme").lines() == []
+        loss = write_dataset(labelled, root / "out", "labelme")
+        assert loss.ious == []
+        assert set(loss.dropped) <= {"classes without a label"}
         again = load_labelled(root / "out", kind="labelme")
         assert said(again, *ALL) == said(labelled, *ALL)
 
@@ -168,6 +170,7 @@ def test_yolo_says_what_its_polygons_cost(drawn: Any) -> None:
         loss = write_dataset(labelled, root / "out", "yolo")
         again = load_labelled(root / "out")
         assert again.classes == CLASSES
+        assert [i.image_id for i in again] == [i.image_id for i in labelled]
         ious = []
         for before, after in zip(labelled, again, strict=True):
             held = [mark for mark in before.annotation if mark.kind in ("box", "mask")]
@@ -306,3 +309,30 @@ def test_images_of_one_name_in_two_folders_stay_apart(tmp_path: Path) -> None:
         images.append(LabelledImage(f"{folder}/x", f"{folder}/x.png", path, annotation))
     write_dataset(LabelledImages.of(("c",), images, source=tmp_path), tmp_path / "out", "voc")
     assert [i.image_id for i in load_labelled(tmp_path / "out")] == ["a__x", "b__x"]
+
+
+def test_a_mask_of_many_specks_and_a_large_ring_are_done_in_time() -> None:
+    specks = np.zeros((100, 100), bool)
+    specks[::4, ::4] = True
+    rows, columns = np.mgrid[:1500, :1500]
+    distance = np.hypot(rows - 750, columns - 750)
+    ring = (distance > 500) & (distance < 700)
+    for mask in (specks, ring):
+        corners = to_polygon(mask)
+        assert corners is not None
+        assert from_polygon(corners, mask.shape)[mask].all()
+    assert np.array_equal(from_polygon(corners, ring.shape), ring)
+
+
+def test_what_a_format_cannot_hold_is_counted(scenes: Path, tmp_path: Path) -> None:
+    labelled = load_labelled(scenes)[:1]
+    mark = replace(labelled[0].annotation[0], crowd=True, score=0.5, confidence=0.5, difficult=True)
+    annotation = replace(labelled[0].annotation, marks=(mark, Mark(1), Mark(1, point=(1, 1))))
+    labelled = replace(labelled, images=(replace(labelled[0], annotation=annotation),))
+    flags = {"scores": 1, "confidences": 1, "crowd flags": 1, "difficult flags": 1}
+    unused = len(labelled.classes) - len(annotation.distinct_labels)
+    loss = write_dataset(labelled, tmp_path / "yolo", "yolo")
+    assert loss.dropped == {**flags, "points": 1, "tags": 1}
+    loss = write_dataset(labelled, tmp_path / "folder", "folder")
+    assert loss.dropped == {**flags, "masks": 1, "classes without a label": unused}
+    assert len(loss.lines()) == 6

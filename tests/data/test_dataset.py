@@ -142,8 +142,8 @@ def test_weakening_by_hand() -> None:
 
 
 def test_what_is_not_there_cannot_be_asked_for(scenes: Path, tmp_path: Path) -> None:
-    write_dataset(load_labelled(scenes, with_masks=False), tmp_path / "a", "folder")
-    with pytest.raises(InputError, match="without a point"):
+    write_dataset(load_labelled(scenes, with_masks="never"), tmp_path / "a", "folder")
+    with pytest.raises(InputError, match="no points in it"):
         load_weak(tmp_path / "a", "point")
     with pytest.raises(InputError, match="no masks"):
         load_evaluation(tmp_path / "a")
@@ -152,7 +152,7 @@ def test_what_is_not_there_cannot_be_asked_for(scenes: Path, tmp_path: Path) -> 
     (tmp_path / "a" / "labels.csv").write_text(
         f"image,class\n{load_weak(scenes)[0].image_id},cat\n"
     )
-    with pytest.raises(InputError, match="without a box"):
+    with pytest.raises(InputError, match="no boxes in it"):
         load_weak(tmp_path / "a", "box")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
 from pathlib import Path
 
@@ -133,3 +134,16 @@ def test_an_image_is_found_by_its_stem(tmp_path: Path) -> None:
     assert find_image(tmp_path, "b.c", "here").name == "b.c.png"
     with pytest.raises(InputError, match="no image"):
         find_image(tmp_path, "b", "here")
+
+
+def test_only_decoders_of_images_run(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EOF\n")
+    with pytest.raises(InputError, match="not an image"):
+        read_image(tmp_path / "a.jpg")
+
+
+def test_a_large_image_is_read_without_a_warning(tmp_path: Path) -> None:
+    Image.new("1", (10_000, 9_500)).save(tmp_path / "a.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert image_size(tmp_path / "a.png") == (9_500, 10_000)

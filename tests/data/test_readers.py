@@ -56,7 +56,7 @@ def voc(tmp_path: Path) -> Path:
 
 
 def test_voc_boxes_count_from_zero_and_flags_are_read(voc: Path) -> None:
-    labelled = load_labelled(voc, split="val", with_masks=False)
+    labelled = load_labelled(voc, split="val", with_masks="never")
     assert labelled.classes == VOC_CLASSES
     assert labelled[0].annotation.marks == (
         Mark(1, box=(0, 0, 8, 5)),
@@ -88,6 +88,21 @@ def test_voc_points_are_the_deepest_pixel_unless_given(voc: Path) -> None:
     (voc / "Annotations" / "a.xml").write_text(XML.format(name="a", objects=objects))
     shutil.rmtree(voc / "SegmentationObject")
     assert load_weak(voc, "point")[0].annotation.points.tolist() == [[2.5, 3.5]]
+
+
+def test_an_object_without_pixels_is_a_tag_under_point_supervision(voc: Path) -> None:
+    weak = load_weak(voc, "point")
+    assert weak[0].annotation.kinds == ("point", "tag", "point")
+
+
+def test_objects_without_pixels_are_counted(voc: Path) -> None:
+    assert load_evaluation(voc).without_mask == 1
+
+
+def test_a_map_without_classes_takes_them_from_the_xml(voc: Path) -> None:
+    shutil.rmtree(voc / "SegmentationClass")
+    labels = load_evaluation(voc).truth("a").labels.tolist()
+    assert [VOC_CLASSES[j - 1] for j in labels] == ["aeroplane", "dog"]
 
 
 def cut(path: Path) -> None:
@@ -138,6 +153,13 @@ OUTSIDE = """<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]>
         (lambda r: (r / "ImageSets/Segmentation/val.txt").write_text("a\na\n"), "occurs twice"),
         (lambda r: (r / "ImageSets/Segmentation/val.txt").write_text("../a\n"), "a name inside"),
         (lambda r: (r / "classes.txt").write_text("cat\ncat\n"), "occurs twice"),
+        (lambda r: (r / "SegmentationObject" / "a.png").unlink(), "evaluation needs its masks"),
+        (
+            lambda r: (r / "Annotations" / "a.xml").write_bytes(
+                b'<?xml version="1.0" encoding="klingon"?><annotation/>'
+            ),
+            "broken XML",
+        ),
         (lambda r: (r / "ImageSets/Segmentation/val.txt").unlink(), "no split 'val'"),
     ],
 )
@@ -201,6 +223,15 @@ def test_coco_classes_go_by_rising_id(coco: Path) -> None:
     assert labelled[0].image_id == 7
 
 
+def test_an_empty_box_beside_a_mask_says_nothing(coco: Path) -> None:
+    content = coco_content()
+    content["annotations"][0]["bbox"] = [2, 3, 4, 0]
+    coco.write_text(json.dumps(content))
+    assert load_labelled(coco)[0].annotation[0].box is None
+    weak = load_weak(coco, "box", images=coco.parent / "images")
+    assert weak[0].annotation[0].kind == "tag"  # masks are not read for boxes
+
+
 def test_coco_crowds_are_tags_for_training(coco: Path) -> None:
     weak = load_weak(coco, "box", images=coco.parent / "images")
     assert weak[0].annotation.marks == (Mark(2, box=(2, 3, 6, 8)), Mark(1))
@@ -235,6 +266,7 @@ def changed(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (changed(bbox=[1, 2, float("nan"), 4]), "finite"),
         (changed(bbox="1 2 3 4"), "expected list"),
         (changed(bbox=[30, 30, 5, 5]), "empty or outside"),
+        (changed(bbox=[3, 3, 0, 5], segmentation=None), "empty or outside"),
         (changed(segmentation={"size": [5, 5], "counts": [25]}), "RLE of size"),
         (changed(segmentation={"size": [10, 20], "counts": [25]}), "covers 25 pixels"),
         (changed(score=float("inf")), "finite"),
@@ -276,6 +308,10 @@ def folder(tmp_path: Path) -> Path:
             {"a": [("cat", (1, 2, 3, 4)), ("cat", (5, 5, 9, 9))]},
         ),
         ("image,class,x0,y0,x1,y1\na,cat,1,2,3,4\n", {"a": [("cat", (1, 2, 3, 4))]}),
+        (
+            "filename,width,height,class,xmin,ymin,xmax,ymax\na.jpg,20,10,cat,1,2,3,4\n",
+            {"a": [("cat", (1, 2, 3, 4))]},
+        ),
         ("image,class,x1,y1,x2,y2\na,cat,1,2,3,4\n", {"a": [("cat", (1, 2, 3, 4))]}),
         ("a.jpg,cat,1,2,300,4\n", {"a": [("cat", (1, 2, 20, 4))]}),
         ("image,class,xmin,ymin,xmax,ymax\na,cat,,,,\n", {"a": [("cat", None)]}),
@@ -302,6 +338,12 @@ def test_points_and_splits_of_a_folder(folder: Path) -> None:
     assert weak.classes == ("cat", "dog")
     with pytest.raises(InputError, match="no such file"):
         load_weak(folder, split="none")
+    (folder / "few.txt").write_text("b\na\nsub/c\n")
+    with pytest.raises(InputError, match="'sub/c' has no line"):
+        load_weak(folder, split="few")
+    problems = Problems(skip=True)
+    weak = load_weak(folder, split="few", problems=problems)
+    assert ([image.image_id for image in weak], len(problems.skipped)) == (["b", "a"], 1)
 
 
 @pytest.mark.parametrize(
@@ -317,6 +359,7 @@ def test_points_and_splits_of_a_folder(folder: Path) -> None:
         ("image,class\n,cat\n", "no image name"),
         ("image,class,xmin,ymin,xmax\na,cat,1,2,3\n", "expected a box as"),
         ("image,class,x,y,w,h\na,cat,1,2,3,4\n", "expected a box as"),
+        ("image,class,x,y,width,height\na,cat,1,2,3,4\n", "expected a box as"),
         ("image,class,xmin,ymin,xmax,ymax\na,cat,1,2,3\n", "finite number"),
         ("image,class,xmin,ymin,xmax,ymax\na,cat,1,2,nan,4\n", "finite number"),
         ("image,class,xmin,ymin,xmax,ymax\na,cat,3,2,1,4\n", "empty or outside"),
@@ -367,7 +410,11 @@ def test_yolo_boxes_polygons_and_images_without_labels(yolo: Path) -> None:
         ("labels/train/a.txt", "0 0.5 0.5 0.2", "4 numbers"),
         ("labels/train/a.txt", "0 0.5 0.5 0.2 x", "finite"),
         ("labels/train/a.txt", "0 50 50 20 20", "from 0 to 1"),
-        ("data.yaml", "names: [cat]\ntrain: ../..", "a name inside"),
+        ("data.yaml", "names: [cat]\ntrain: ../..", "inside"),
+        ("data.yaml", "names: [cat]\ntrain: /etc", "inside"),
+        ("data.yaml", "names: [cat]\ntrain: nowhere", "no folder 'nowhere'"),
+        ("data.yaml", "names: {a: cat, 1: dog}\ntrain: images/train", "expected a list"),
+        ("data.yaml", "names: 2024-13-45\ntrain: images/train", "broken YAML"),
         ("data.yaml", "names: {0: cat, 2: dog}\ntrain: images/train", "expected a list"),
         ("data.yaml", "train: images/train", "no 'names'"),
         ("data.yaml", "a: [", "broken YAML"),
@@ -380,6 +427,14 @@ def test_bad_yolo_is_one_clear_line(yolo: Path, file: str, text: str, expected: 
     with pytest.raises(InputError, match=expected) as caught:
         load_labelled(yolo, split="train")
     assert "\n" not in str(caught.value)
+
+
+def test_the_layout_of_other_yolo_tools(yolo: Path) -> None:
+    (yolo / "train").mkdir()
+    shutil.move(yolo / "images" / "train", yolo / "train" / "images")
+    shutil.move(yolo / "labels" / "train", yolo / "train" / "labels")
+    (yolo / "data.yaml").write_text("train: ../train/images\nnames: [cat, dog]\n")
+    assert [len(image.annotation) for image in load_labelled(yolo)] == [2, 0]
 
 
 @pytest.fixture
@@ -409,6 +464,7 @@ def test_labelme_shapes_and_flags(labelme: Path) -> None:
     [
         ({"imagePath": "../a.jpg"}, "a name inside"),
         ({"imagePath": "b.jpg"}, "no such image"),
+        ({"shapes": [{"label": "x", "points": [[1, 1]], "flags": ["a"]}]}, "with 1 points"),
         ({"imagePath": None}, "expected str"),
         ({"shapes": [{"label": "x", "shape_type": "circle", "points": [[1, 1]]}]}, "circle"),
         ({"shapes": [{"label": "x", "points": [[1, 1, 1]]}]}, "expected"),

@@ -37,6 +37,7 @@ def test_the_demo_makes_what_it_says_twice(annocoin: Callable[..., Any], tmp_pat
 def test_the_demo_does_not_remove_what_it_did_not_make(
     annocoin: Callable[..., Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "mine").write_text("x")
-    assert annocoin("demo", "--out", tmp_path).code == 2
-    assert (tmp_path / "mine").read_text() == "x"
+    for name in ("mine", "summary.json"):
+        (tmp_path / name).write_text("{}")
+        assert annocoin("demo", "--out", tmp_path).code == 2
+        assert (tmp_path / name).read_text() == "{}"

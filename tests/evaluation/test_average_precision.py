@@ -82,7 +82,7 @@ def naive_ap(world: World, label: int, threshold: float, protocol: str) -> float
         ranked = [(score, i, mask) for i, (j, mask, score) in enumerate(found) if j == label]
         for score, _, mask in sorted(ranked, key=lambda r: (r[0], r[1]), reverse=True):
             overlaps = [overlap(mask, other) for other in own]
-            if protocol == "sds":
+            if protocol != "chainercv":
                 overlaps = [-1 if g in taken else o for g, o in enumerate(overlaps)]
             best = max(range(len(own)), key=lambda g: overlaps[g], default=None)
             hit = False
@@ -108,7 +108,7 @@ def naive_ap(world: World, label: int, threshold: float, protocol: str) -> float
     return area
 
 
-@pytest.mark.parametrize("protocol", ["chainercv", "sds"])
+@pytest.mark.parametrize("protocol", ["chainercv", "sds", "bbtp"])
 @pytest.mark.parametrize("seed", range(25))
 def test_equals_a_naive_loop(protocol: str, seed: int) -> None:
     world = random_world(seed)
@@ -272,6 +272,16 @@ def test_bad_arguments_are_input_errors() -> None:
         evaluate(predictions, dataset, thresholds=[50])
     with pytest.raises(InputError, match="not in the dataset"):
         evaluate({"nobody": predictions["000"]}, dataset)
+
+
+def test_the_evaluator_refuses_what_does_not_fit() -> None:
+    mask = np.ones((1, *SIZE))
+    truth = Instances(size=SIZE, masks=mask, labels=[1])
+    evaluator = Evaluator(CLASSES)
+    with pytest.raises(InputError, match="an image of"):
+        evaluator.add(Instances(size=(4, 4), masks=np.ones((1, 4, 4)), labels=[1]), truth)
+    with pytest.raises(InputError, match="class 4; there are 3"):
+        evaluator.add(Instances(size=SIZE, masks=mask, labels=[4]), truth)
 
 
 def test_evaluator_by_hand_equals_evaluate(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from annocoin.errors import InputError
+from annocoin.errors import InputError, brief
 from annocoin.masks import Size
 from annocoin.types import Box, Point
 
@@ -34,7 +34,7 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file."""
     try:
         return json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: broken JSON ({error})") from None
 
 
@@ -43,7 +43,7 @@ def field(entry: Any, key: str, kind: type[T], where: str) -> T:
     if not isinstance(entry, dict):
         raise InputError(f"{where}: found {brief(entry)}; expected an object with {key!r}")
     if key not in entry:
-        raise InputError(f"{where}: no {key!r}; found the keys {brief(sorted(entry))}")
+        raise InputError(f"{where}: no {key!r}; found the keys {brief(list(entry))}")
     value = entry[key]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
@@ -88,7 +88,10 @@ def checked_size(height: Any, width: Any, limit: int, where: str) -> Size:
     """An image size from a file: positive whole numbers, not beyond what we would decode."""
     whole = all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in (height, width))
     if not whole or height * width > limit:
-        raise InputError(f"{where}: size {brief(height)} x {brief(width)}; expected pixels")
+        raise InputError(
+            f"{where}: size {brief(height)} x {brief(width)}; expected whole numbers of pixels, "
+            f"{limit:,} at most in all"
+        )
     return height, width
 
 
@@ -107,9 +110,3 @@ def unique(names: list[T], where: str) -> list[T]:
             raise InputError(f"{where}: {name!r} occurs twice")
         seen.add(name)
     return names
-
-
-def brief(value: Any) -> str:
-    """A value for a message, cut if long."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -12,7 +12,6 @@ from typing import Any
 from annocoin import masks
 from annocoin.atomic import write_json
 from annocoin.data.checks import (
-    brief,
     checked_point,
     checked_size,
     clipped_box,
@@ -21,10 +20,10 @@ from annocoin.data.checks import (
     read_json,
     unique,
 )
+from annocoin.data.conversion_loss import ConversionLoss
 from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
 from annocoin.data.images import MAX_PIXELS, image_size, inside
-from annocoin.data.loss import Loss
-from annocoin.errors import InputError, Problems
+from annocoin.errors import InputError, Problems, brief
 from annocoin.masks import Size
 from annocoin.progress import track
 from annocoin.types import Annotation, Mark
@@ -63,12 +62,13 @@ def read(
     return LabelledImages.of(names, images, category_ids=list(labels), source=path)
 
 
-def write(labelled: LabelledImages, out: Path) -> Loss:
+def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
     """Write one JSON file; masks are exact (RLE). The image files stay where they are."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
+    keep_ids = all(isinstance(image.image_id, int) for image in labelled)
     for number, image in enumerate(labelled, start=1):
-        image_id = image.image_id if isinstance(image.image_id, int) else number
+        image_id = image.image_id if keep_ids else number
         height, width = image.annotation.size
         images.append(
             {"id": image_id, "file_name": image.file_name, "height": height, "width": width}
@@ -82,7 +82,7 @@ def write(labelled: LabelledImages, out: Path) -> Loss:
         for number, name in zip(labelled.category_ids, labelled.classes, strict=True)
     ]
     write_json(out, {"images": images, "categories": categories, "annotations": annotations})
-    return Loss()
+    return ConversionLoss()
 
 
 def _by_image(
@@ -148,11 +148,16 @@ def _to_mark(
     for key, length in (("bbox", 4), ("point", 2)):
         if len(numbers.get(key, range(length))) != length:
             raise InputError(f"{where}: {key} is {brief(entry[key])}; expected {length} numbers")
+    segmentation = entry.get("segmentation")
     box = None
-    if "bbox" in numbers and any(numbers["bbox"]):  # an empty mask has the box 0, 0, 0, 0
+    if "bbox" in numbers:
         x, y, width, height = numbers["bbox"]
-        box = clipped_box((x, y, x + width, y + height), size, where)
-    segmentation = entry.get("segmentation") if with_masks else None
+        if (
+            width > 0 and height > 0
+        ) or not segmentation:  # beside a mask, an empty box says nothing
+            box = clipped_box((x, y, x + width, y + height), size, where)
+    if not with_masks:
+        segmentation = None
     return Mark(
         label=labels[category],
         box=box,

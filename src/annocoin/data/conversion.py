@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from annocoin.data import coco, folder, labelme, voc, yolo
+from annocoin.data.conversion_loss import ConversionLoss
 from annocoin.data.dataset import LabelledImages
-from annocoin.data.loss import Loss
 from annocoin.data.predictions import read_predictions, write_predictions
 from annocoin.errors import InputError, Problems
 from annocoin.types import Annotation
@@ -17,7 +17,7 @@ from annocoin.types import Annotation
 Format = Literal["coco", "voc", "yolo", "labelme", "folder", "results"]
 
 
-def write_dataset(labelled: LabelledImages, out: str | Path, to: Format) -> Loss:
+def write_dataset(labelled: LabelledImages, out: str | Path, to: Format) -> ConversionLoss:
     """Write a dataset in another format; the result tells what the format could not hold.
 
     Args:
@@ -36,7 +36,7 @@ def write_dataset(labelled: LabelledImages, out: str | Path, to: Format) -> Loss
 
 
 def with_predictions(
-    labelled: LabelledImages, predictions: Path, problems: Problems | None = None
+    labelled: LabelledImages, predictions: str | Path, problems: Problems | None = None
 ) -> LabelledImages:
     """The same images with predicted instances instead of their labels."""
     found = read_predictions(predictions, labelled, problems)
@@ -53,8 +53,8 @@ def with_predictions(
     return replace(labelled, images=images)
 
 
-def _write_results(labelled: LabelledImages, out: Path) -> Loss:
-    loss = Loss()
+def _write_results(labelled: LabelledImages, out: Path) -> ConversionLoss:
+    loss = ConversionLoss()
     for mark in (mark for image in labelled for mark in image.annotation):
         if mark.mask is None:
             loss.drop(f"{mark.kind} labels")
@@ -63,7 +63,7 @@ def _write_results(labelled: LabelledImages, out: Path) -> Loss:
     return loss
 
 
-_WRITERS: dict[str, Callable[[LabelledImages, Path], Loss]] = {
+_WRITERS: dict[str, Callable[[LabelledImages, Path], ConversionLoss]] = {
     "coco": coco.write,
     "voc": voc.write,
     "yolo": yolo.write,

@@ -17,10 +17,13 @@ import numpy.typing as npt
 from annocoin import masks
 from annocoin.data.checks import unique
 from annocoin.data.images import read_image
-from annocoin.errors import InputError
+from annocoin.errors import InputError, Problems
 from annocoin.types import Annotation, Box, Instances, Mark
 
 ImageId = str | int
+Masks = Literal["never", "optional", "required"]
+"""Whether a reader gives masks: not even opened, where there are any, or for every image."""
+
 Supervision = Literal["image", "box", "point", "mixed"]
 
 
@@ -42,6 +45,12 @@ class LabelledImage:
     path: Path | None
     annotation: Annotation
     listed_labels: tuple[int, ...] | None = None
+
+    def image_path(self) -> Path:
+        """The image file, for those who cannot do without."""
+        if self.path is None:
+            raise InputError(f"{self.file_name}: no images; say where they are with --images DIR")
+        return self.path
 
 
 @dataclass(frozen=True)
@@ -82,9 +91,20 @@ class LabelledImages(Sequence[LabelledImage]):
         return cls(tuple(classes), tuple(numbers), tuple(images), split, source)
 
     def stems(self) -> list[str]:
-        """A file name without ending for every image, all different; folders become "__"."""
-        names = [str(PurePosixPath(i.file_name).with_suffix("")).replace("/", "__") for i in self]
+        """A file name without ending for every image, all different.
+
+        Folders are dropped; if names would be the same without them, they become "__".
+        """
+        paths = [PurePosixPath(image.file_name).with_suffix("") for image in self]
+        names = [path.name for path in paths]
+        if len(set(names)) < len(names):
+            names = [path.as_posix().replace("/", "__") for path in paths]
         return unique(names, f"{self.source}: image file names")
+
+    def unused_classes(self) -> int:
+        """How many classes no image has; formats that infer the classes lose them."""
+        used = {label for image in self for label in image.annotation.distinct_labels}
+        return len(self.classes) - len(used)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -151,7 +171,8 @@ class WeakDataset(Sequence[WeakImage]):
 class EvaluationDataset:
     """Images with the true masks, for measuring only.
 
-    Iterating gives the image ids; `truth` gives the instances of one.
+    Iterating gives the image ids; `truth` gives the instances of one. Labels without a mask are no
+    truth; `without_mask` counts them.
     """
 
     def __init__(self, labelled: LabelledImages) -> None:
@@ -160,6 +181,9 @@ class EvaluationDataset:
                 f"{labelled.source}: no masks in it; evaluation needs a dataset with true masks"
             )
         self.labelled = labelled
+        self.without_mask = sum(
+            mark.mask is None for image in labelled for mark in image.annotation
+        )
         self._images = {image.image_id: image for image in labelled}
 
     @property
@@ -189,26 +213,28 @@ class EvaluationDataset:
         return annotation.instances()
 
 
-def weak_dataset(labelled: LabelledImages, supervision: Supervision) -> WeakDataset:
+def weak_dataset(
+    labelled: LabelledImages, supervision: Supervision, problems: Problems | None = None
+) -> WeakDataset:
     """What is left of a dataset under the given supervision."""
+    problems = problems or Problems()
     images = []
     for image in labelled:
-        if image.path is None:
-            raise InputError(f"{labelled.source}: no images; say where they are with --images DIR")
-        where = f"{labelled.source}: image {image.image_id}"
-        images.append(
-            WeakImage(
-                image.image_id, image.path, weaken(image.annotation, supervision, where=where)
-            )
-        )
+        with problems.caught():
+            annotation = weaken(image.annotation, supervision)
+            images.append(WeakImage(image.image_id, image.image_path(), annotation))
+    wanted = {"box": "boxes", "point": "points"}.get(supervision)
+    if wanted and not any(supervision in image.annotation.kinds for image in images):
+        raise InputError(f"{labelled.source}: no {wanted} in it; use --supervision image, or mixed")
     return WeakDataset(labelled.classes, labelled.category_ids, supervision, tuple(images))
 
 
-def weaken(annotation: Annotation, supervision: Supervision, *, where: str = "") -> Annotation:
+def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
     """Keep only what the supervision allows.
 
     image: each class once. box: boxes (of a mask, its tight box). point: points (of a mask, the
-    point deepest inside). mixed: every mark as it is. A crowd, no single object, becomes a tag.
+    point deepest inside). mixed: every mark as it is. A mark that cannot say what is asked for, and
+    a crowd, which is no single object, becomes a tag.
     """
     if supervision not in get_args(Supervision):
         raise InputError(
@@ -216,12 +242,12 @@ def weaken(annotation: Annotation, supervision: Supervision, *, where: str = "")
         )
     if supervision == "mixed":
         return annotation
-    size = annotation.size
     if supervision == "image":
-        return Annotation(size, tuple(Mark(label) for label in annotation.classes))
-    place = _box_mark if supervision == "box" else _point_mark
-    marks = [Mark(mark.label) if mark.crowd else place(mark, where) for mark in annotation]
-    return Annotation(size, tuple(marks))
+        tags = tuple(Mark(label) for label in annotation.distinct_labels)
+        return Annotation(annotation.size, tags)
+    place = _only_box if supervision == "box" else _only_point
+    marks = tuple(Mark(mark.label) if mark.crowd else place(mark) for mark in annotation)
+    return Annotation(annotation.size, marks)
 
 
 def tight_box(mark: Mark) -> Box | None:
@@ -232,16 +258,12 @@ def tight_box(mark: Mark) -> Box | None:
     return (x0, y0, x1, y1) if x1 > x0 else None
 
 
-def _box_mark(mark: Mark, where: str) -> Mark:
-    box = tight_box(mark)
-    if box is None:
-        raise InputError(f"{where}: a label without a box; use --supervision image or mixed")
-    return Mark(mark.label, box=box, difficult=mark.difficult)
+def _only_box(mark: Mark) -> Mark:
+    return Mark(mark.label, box=tight_box(mark), difficult=mark.difficult)
 
 
-def _point_mark(mark: Mark, where: str) -> Mark:
-    if mark.point is not None:
-        return Mark(mark.label, point=mark.point, difficult=mark.difficult)
-    if mark.mask is None:
-        raise InputError(f"{where}: a label without a point; use --supervision image or mixed")
-    return Mark(mark.label, point=masks.interior_point(mark.mask), difficult=mark.difficult)
+def _only_point(mark: Mark) -> Mark:
+    point = mark.point
+    if point is None and mark.mask is not None and tight_box(mark) is not None:
+        point = masks.interior_point(mark.mask)
+    return Mark(mark.label, point=point, difficult=mark.difficult)

@@ -20,7 +20,6 @@ from pathlib import Path, PurePosixPath
 
 from annocoin.atomic import new_directory
 from annocoin.data.checks import (
-    brief,
     checked_point,
     clipped_box,
     finite,
@@ -28,10 +27,10 @@ from annocoin.data.checks import (
     read_text,
     unique,
 )
+from annocoin.data.conversion_loss import ConversionLoss
 from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
 from annocoin.data.images import SUFFIXES, copy_image, find_image, image_size, inside
-from annocoin.data.loss import Loss
-from annocoin.errors import InputError, Problems
+from annocoin.errors import InputError, Problems, brief
 from annocoin.masks import Size
 from annocoin.progress import track
 from annocoin.types import Annotation, Mark
@@ -61,9 +60,7 @@ def read(root: Path, split: str | None, problems: Problems) -> LabelledImages:
         with problems.caught():
             by_image.setdefault(_image(root, row, f"{path}:{line}"), []).append((line, row))
     if split is not None:
-        listed = unique(read_lines(inside(root, f"{split}.txt", "--split")), f"{root}/{split}.txt")
-        wanted = {_image(root, {"image": name}, f"{root}/{split}.txt") for name in listed}
-        by_image = {image: own for image, own in by_image.items() if image in wanted}
+        by_image = _chosen(by_image, root, split, problems)
     images = []
     for file, own in track(list(by_image.items()), f"reading {root.name}"):
         with problems.caught():
@@ -78,9 +75,24 @@ def read(root: Path, split: str | None, problems: Problems) -> LabelledImages:
     return LabelledImages.of(names, images, split=split, source=root)
 
 
-def write(labelled: LabelledImages, out: Path) -> Loss:
+def _chosen(
+    by_image: dict[Path, list[_Row]], root: Path, split: str, problems: Problems
+) -> dict[Path, list[_Row]]:
+    """The images of a split, in its order."""
+    path = inside(root, f"{split}.txt", "--split")
+    chosen = {}
+    for name in unique(read_lines(path), str(path)):
+        with problems.caught():
+            image = _image(root, {"image": name}, str(path))
+            if image not in by_image:
+                raise InputError(f"{path}: {name!r} has no line in labels.csv")
+            chosen[image] = by_image[image]
+    return chosen
+
+
+def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
     """Write tags, points and boxes as a new folder, images copied. Masks have no place in it."""
-    loss = Loss()
+    loss = ConversionLoss()
     if any(";" in name for name in labelled.classes):
         raise InputError(f"{labelled.source}: a class name with ';', which separates classes here")
     text = io.StringIO()
@@ -90,15 +102,15 @@ def write(labelled: LabelledImages, out: Path) -> Loss:
         (root / "images").mkdir()
         pairs = list(zip(labelled, labelled.stems(), strict=True))
         for image, stem in track(pairs, "writing folder"):
-            copied = copy_image(image.path, root / "images", stem)
+            copied = copy_image(image.image_path(), root / "images", stem)
             for mark in image.annotation:
-                if mark.mask is not None:
-                    loss.drop("masks")
+                loss.leave_out(mark, held={"points"})
                 box, point = tight_box(mark) or ("",) * 4, mark.point or ("",) * 2
                 name = labelled.classes[mark.label - 1]
                 table.writerow([copied.name, name, *box, *point])
             if not image.annotation:
                 table.writerow([copied.name, *[""] * 7])
+        loss.drop("classes without a label", labelled.unused_classes())
         (root / "labels.csv").write_text(text.getvalue(), encoding="utf-8")
     return loss
 
@@ -145,7 +157,9 @@ def _columns(cells: list[str], where: str) -> dict[str, int] | None:
     }
     if not {"image", "class"} <= found.keys():
         return None
-    if len(found.keys() & set(_BOX)) not in (0, 4) or {"w", "h"} & set(words):
+    corners = found.keys() & set(_BOX)
+    extent = {"x", "y"} <= found.keys() and {"w", "h", "width", "height"} & set(words)
+    if len(corners) not in (0, 4) or (extent and not corners):
         raise InputError(f"{where}: columns {brief(cells)}; expected a box as {', '.join(_BOX)}")
     return found
 

@@ -20,6 +20,9 @@ from annocoin.masks import Size
 MAX_PIXELS = 100_000_000
 """Larger images are refused: a small file can claim any size and fill the memory when decoded."""
 
+FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
+"""Only these decoders run: by its content a file could choose one that starts other programs."""
+
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 
 
@@ -50,7 +53,7 @@ def image_size(path: Path) -> Size:
 
     A JPEG or PNG that ends as it should is not decoded, so that this stays cheap.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         if not _ends_well(path, image.format):
             image.load()
         width, height = image.size
@@ -64,7 +67,7 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
 
     Grey and palette images become RGB, transparency is laid on white, 16-bit values are scaled.
     """
-    with _opened(path) as image:
+    with opened(path) as image:
         image.load()
         upright = ImageOps.exif_transpose(image)
         if upright.mode.startswith("I"):
@@ -79,7 +82,7 @@ def read_image(path: Path) -> npt.NDArray[np.uint8]:
 
 def read_index_map(path: Path) -> npt.NDArray[np.uint8]:
     """A palette or grey PNG as its raw indices: uint8 [H, W] (VOC's segmentation maps)."""
-    with _opened(path) as image:
+    with opened(path, formats=("PNG",)) as image:
         if image.mode not in ("P", "L"):
             raise InputError(
                 f"{path}: image of mode {image.mode}; expected a PNG with a palette or 8-bit grey"
@@ -88,10 +91,8 @@ def read_index_map(path: Path) -> npt.NDArray[np.uint8]:
         return np.asarray(image)
 
 
-def copy_image(path: Path | None, folder: Path, stem: str) -> Path:
+def copy_image(path: Path, folder: Path, stem: str) -> Path:
     """Copy an image file into `folder` under a new stem, checking that it can be decoded."""
-    if path is None:
-        raise InputError(f"{stem}: this format holds images; say where they are with --images DIR")
     read_image(path)
     target = folder / (stem + path.suffix)
     shutil.copyfile(path, target)
@@ -99,10 +100,17 @@ def copy_image(path: Path | None, folder: Path, stem: str) -> Path:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path | str, file: Any = None, formats: tuple[str, ...] = FORMATS) -> Iterator[Any]:
+    """A Pillow image of a bearable size; whatever is wrong with it is an `InputError`.
+
+    `path` is the file, or with `file` (bytes of an image) its name in messages.
+    """
+    file = path if file is None else file
     try:
-        with warnings.catch_warnings(), Image.open(path) as image:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own, milder limit on the number of pixels
+            source = Image.open(file, formats=formats)
+        with source as image:
             if image.width * image.height > MAX_PIXELS:
                 raise InputError(
                     f"{path}: {image.width} x {image.height} pixels; "
@@ -115,7 +123,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise InputError(f"{path}: not an image that can be read ({error})") from None
     except InputError:
         raise
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
+    except Exception as error:  # Pillow's decoders raise whatever they stumble over
         raise InputError(f"{path}: broken image ({error})") from None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,13 @@ import numpy.typing as npt
 from PIL import Image
 
 from annocoin import masks
-from annocoin.atomic import new_directory, write_json
-from annocoin.data.checks import brief, checked_point, clipped_box, field, finite, read_json, unique
+from annocoin.atomic import new_directory
+from annocoin.data.checks import checked_point, clipped_box, field, finite, read_json, unique
+from annocoin.data.conversion_loss import ConversionLoss
 from annocoin.data.dataset import LabelledImage, LabelledImages
-from annocoin.data.images import copy_image, image_size, inside
-from annocoin.data.loss import Loss
+from annocoin.data.images import copy_image, image_size, inside, opened
 from annocoin.data.polygons import from_polygon
-from annocoin.errors import InputError, Problems
+from annocoin.errors import InputError, Problems, brief
 from annocoin.masks import RLE, Size
 from annocoin.progress import track
 from annocoin.types import Annotation, Mark
@@ -36,12 +37,14 @@ _FLAGS = ("crowd", "difficult")
 def read(root: Path, with_masks: bool, problems: Problems) -> LabelledImages:
     """Read a folder of labelme files; the classes are all labels and flags, sorted."""
     files: dict[Path, dict[str, Any]] = {}
+    found: set[str] = set()
     for path in sorted(root.glob("*.json")):
         with problems.caught():
             content = read_json(path)
             field(content, "shapes", list, str(path))
+            found |= set(_names(content, path))
             files[path] = content
-    names = sorted({name for path, content in files.items() for name in _names(content, path)})
+    names = sorted(found)
     images = []
     for path, content in track(list(files.items()), f"reading {root.name}"):
         with problems.caught():
@@ -60,12 +63,14 @@ def read(root: Path, with_masks: bool, problems: Problems) -> LabelledImages:
     return LabelledImages.of(names, images, source=root)
 
 
-def write(labelled: LabelledImages, out: Path) -> Loss:
+def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
     """Write a new folder with images and labelme files; masks are exact."""
+    loss = ConversionLoss()
+    loss.drop("classes without a label", labelled.unused_classes())
     with new_directory(out) as root:
         pairs = list(zip(labelled, labelled.stems(), strict=True))
         for image, stem in track(pairs, "writing labelme"):
-            copied = copy_image(image.path, root, stem)
+            copied = copy_image(image.image_path(), root, stem)
             height, width = image.annotation.size
             tags = [mark for mark in image.annotation if mark.kind == "tag"]
             shapes = [
@@ -82,8 +87,11 @@ def write(labelled: LabelledImages, out: Path) -> Loss:
                 "imageHeight": height,
                 "imageWidth": width,
             }
-            write_json(root / f"{stem}.json", content, indent=2)
-    return Loss()
+            text = json.dumps(content, indent=2, allow_nan=False)
+            (root / f"{stem}.json").write_text(text, encoding="utf-8")
+            for mark in tags:
+                loss.leave_out(mark, held=())
+    return loss
 
 
 def _names(content: dict[str, Any], path: Path) -> list[str]:
@@ -133,7 +141,8 @@ def _to_mark(
     if rle is not None and not with_masks:
         box = box or clipped_box(masks.boxes([rle])[0].tolist(), size, where)
         rle = None
-    flags = shapes[0].get("flags") or {}
+    flags = shapes[0].get("flags")
+    flags = flags if isinstance(flags, dict) else {}
     extras = {key: shapes[0][key] for key in _EXTRAS if shapes[0].get(key) is not None}
     return Mark(
         label=names.index(shapes[0]["label"]) + 1,
@@ -163,7 +172,7 @@ def _from_png(
     x0, y0, x1, y1 = (int(value) for value in corners.ravel())
     try:
         packed = base64.b64decode(field(shape, "mask", str, where), validate=True)
-        with Image.open(io.BytesIO(packed)) as picture:
+        with opened(f"{where}: mask", io.BytesIO(packed), formats=("PNG",)) as picture:
             expected = (x1 - x0 + 1, y1 - y0 + 1)
             fits = x0 >= 0 and y0 >= 0 and x1 < size[1] and y1 < size[0]
             if picture.size != expected or not fits:
@@ -171,7 +180,7 @@ def _from_png(
                     f"{where}: mask of {picture.size} at {brief(corners.tolist())} does not fit"
                 )
             part = np.asarray(picture.convert("L")) > 0
-    except (binascii.Error, OSError, SyntaxError) as error:
+    except binascii.Error as error:
         raise InputError(f"{where}: broken mask ({error})") from None
     mask = np.zeros(size, dtype=bool)
     mask[y0 : y1 + 1, x0 : x1 + 1] = part

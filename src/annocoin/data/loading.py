@@ -9,13 +9,14 @@ from annocoin.data import coco, folder, labelme, voc, yolo
 from annocoin.data.dataset import (
     EvaluationDataset,
     LabelledImages,
+    Masks,
     Supervision,
     WeakDataset,
     weak_dataset,
 )
 from annocoin.errors import InputError, Problems
 
-Kind = Literal["voc", "coco", "folder", "yolo", "labelme"]
+DatasetKind = Literal["voc", "coco", "folder", "yolo", "labelme"]
 
 
 def load_weak(
@@ -23,7 +24,7 @@ def load_weak(
     supervision: Supervision = "image",
     *,
     split: str | None = None,
-    kind: Kind | None = None,
+    kind: DatasetKind | None = None,
     images: str | Path | None = None,
     problems: Problems | None = None,
 ) -> WeakDataset:
@@ -40,24 +41,36 @@ def load_weak(
     VOC's segmentation maps are opened only to derive points; they are never labels.
     """
     kind = kind or recognise(Path(path))
-    with_masks = supervision == "point" or (supervision == "mixed" and kind != "voc")
+    needed = supervision == "point" or (supervision == "mixed" and kind != "voc")
     labelled = load_labelled(
-        path, split=split, kind=kind, images=images, with_masks=with_masks, problems=problems
+        path,
+        split=split,
+        kind=kind,
+        images=images,
+        with_masks="optional" if needed else "never",
+        problems=problems,
     )
-    return weak_dataset(labelled, supervision)
+    return weak_dataset(labelled, supervision, problems)
 
 
 def load_evaluation(
     path: str | Path,
     *,
     split: str | None = None,
-    kind: Kind | None = None,
+    kind: DatasetKind | None = None,
     images: str | Path | None = None,
     problems: Problems | None = None,
 ) -> EvaluationDataset:
     """Images with their true masks, for measuring. The arguments are those of `load_weak`."""
     return EvaluationDataset(
-        load_labelled(path, split=split, kind=kind, images=images, problems=problems)
+        load_labelled(
+            path,
+            split=split,
+            kind=kind,
+            images=images,
+            with_masks="required",
+            problems=problems,
+        )
     )
 
 
@@ -65,34 +78,55 @@ def load_labelled(
     path: str | Path,
     *,
     split: str | None = None,
-    kind: Kind | None = None,
+    kind: DatasetKind | None = None,
     images: str | Path | None = None,
-    with_masks: bool = True,
+    with_masks: Masks = "optional",
     problems: Problems | None = None,
 ) -> LabelledImages:
-    """All that the files say, for conversion."""
-    path = Path(path)
-    problems = problems or Problems()
+    """All that the files say, for conversion. The arguments are those of `load_weak`.
+
+    `with_masks`: "never" opens none, "required" wants maps for every image of a VOC folder.
+    """
+    path, problems = Path(path), problems or Problems()
     kind = kind or recognise(path)
+    try:
+        return _read(
+            path, kind, split, None if images is None else Path(images), with_masks, problems
+        )
+    except InputError as error:
+        if problems.skipped:  # nothing was left: say why
+            raise InputError(
+                f"{error}; skipped {len(problems.skipped)}: {problems.skipped[0]}"
+            ) from None
+        raise
+
+
+def _read(
+    path: Path,
+    kind: DatasetKind,
+    split: str | None,
+    images: Path | None,
+    with_masks: Masks,
+    problems: Problems,
+) -> LabelledImages:
     if kind in ("coco", "labelme") and split is not None:
         raise InputError(f"{path}: a {kind} dataset has no split lists; leave out --split")
     if kind == "voc":
         return voc.read(path, split, with_masks, problems)
     if kind == "coco":
-        folder_of_images = None if images is None else Path(images)
-        if folder_of_images is not None and not folder_of_images.is_dir():
+        if images is not None and not images.is_dir():
             raise InputError(f"{images}: no such folder of images")
-        return coco.read(path, folder_of_images, with_masks, problems)
+        return coco.read(path, images, with_masks != "never", problems)
     if kind == "folder":
         return folder.read(path, split, problems)
     if kind == "yolo":
-        return yolo.read(path, split, with_masks, problems)
+        return yolo.read(path, split, with_masks != "never", problems)
     if kind == "labelme":
-        return labelme.read(path, with_masks, problems)
-    raise InputError(f"kind {kind!r}; expected one of {', '.join(get_args(Kind))}")
+        return labelme.read(path, with_masks != "never", problems)
+    raise InputError(f"kind {kind!r}; expected one of {', '.join(get_args(DatasetKind))}")
 
 
-def recognise(path: Path) -> Kind:
+def recognise(path: Path) -> DatasetKind:
     """The format of the dataset at `path`."""
     if path.is_file() and path.suffix == ".json":
         return "coco"

@@ -12,6 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 import numpy.typing as npt
+from scipy.spatial import cKDTree
 
 from annocoin.masks import Size
 
@@ -26,12 +27,14 @@ def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
         return None
     outline: npt.NDArray[Any] = parts.pop(0)
     latest = outline
-    gaps: npt.NDArray[Any] = np.full(len(parts), np.iinfo(np.int64).max)
+    gaps = np.full(len(parts), np.inf)
     while parts:  # always the part that is nearest to what is joined already
-        gaps = np.minimum(gaps, [_nearest(latest, part)[2] for part in parts])
-        next_one = int(gaps.argmin())
-        gaps = np.delete(gaps, next_one)
-        latest = parts.pop(next_one)
+        distance, _ = cKDTree(latest).query(np.concatenate(parts))
+        starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+        gaps = np.minimum(gaps, np.minimum.reduceat(distance, starts))
+        nearest = int(gaps.argmin())
+        gaps = np.delete(gaps, nearest)
+        latest = parts.pop(nearest)
         outline = _joined(outline, latest)
     return np.asarray(_corners_only(outline) + 0.5, dtype=np.float64)
 
@@ -46,16 +49,11 @@ def from_polygon(corners: Corners, size: Size) -> npt.NDArray[np.bool_]:
 
 def _joined(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Walk round the first, cross to the second at the nearest corners, round it, and back."""
-    i, j, _ = _nearest(first, second)
+    distance, index = cKDTree(first).query(second)
+    j = int(distance.argmin())
+    i = int(index[j])
     there = np.roll(second, -j, axis=0)
     return np.concatenate([first[: i + 1], there, there[:1], first[i:]])
-
-
-def _nearest(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> tuple[int, int, int]:
-    """The nearest corners of two outlines, and their squared distance."""
-    gaps = ((first[:, None].astype(np.int64) - second[None]) ** 2).sum(axis=2)
-    i, j = np.unravel_index(int(gaps.argmin()), gaps.shape)
-    return int(i), int(j), int(gaps[i, j])
 
 
 def _corners_only(outline: npt.NDArray[Any]) -> npt.NDArray[Any]:

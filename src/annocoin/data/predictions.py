@@ -8,34 +8,37 @@ it does not give is 1, its images are known by their file names and its classes 
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from annocoin import masks
 from annocoin.atomic import new_directory, write_json
 from annocoin.data import coco
-from annocoin.data.checks import brief, field, finite, label_of, read_json
-from annocoin.data.dataset import ImageId, LabelledImages
-from annocoin.errors import InputError, Problems
+from annocoin.data.checks import field, finite, label_of, read_json
+from annocoin.data.dataset import EvaluationDataset, ImageId, LabelledImages
+from annocoin.errors import InputError, Problems, brief
 from annocoin.masks import RLE, Size
 from annocoin.progress import track
 from annocoin.types import Instances
 
 
 def read_predictions(
-    path: Path, dataset: LabelledImages, problems: Problems | None = None
+    path: str | Path, dataset: LabelledImages | EvaluationDataset, problems: Problems | None = None
 ) -> dict[ImageId, Instances]:
     """The instances of every image that has any, checked against the images of `dataset`."""
-    problems = problems or Problems()
+    path, problems = Path(path), problems or Problems()
+    labelled = dataset.labelled if isinstance(dataset, EvaluationDataset) else dataset
     if path.is_dir():
-        return _read_folder(path, dataset, problems)
+        return _read_folder(path, labelled, problems)
     content = read_json(path)
     if isinstance(content, list):
-        return _read_entries(content, str(path), dataset, problems)
+        return _Known(labelled).read(content, str(path), problems)
     if isinstance(content, dict) and {"images", "annotations"} <= content.keys():
-        return _read_dataset(path, dataset, problems)
+        return _read_dataset(path, labelled, problems)
     raise InputError(
         f"{path}: found {brief(content)}; expected a list of COCO results, a COCO dataset "
         "or a folder of prediction files"
@@ -43,9 +46,10 @@ def read_predictions(
 
 
 def write_predictions(
-    path: Path, predictions: Mapping[ImageId, Instances], category_ids: tuple[int, ...]
+    path: str | Path, predictions: Mapping[ImageId, Instances], category_ids: Sequence[int]
 ) -> None:
     """Write COCO results if `path` ends in .json, else a new folder with one file an image."""
+    path = Path(path)
     if path.suffix == ".json":
         entries = [
             {"image_id": image_id, **entry}
@@ -55,60 +59,74 @@ def write_predictions(
         write_json(path, entries)
         return
     with new_directory(path) as folder:
-        for image_id, instances in predictions.items():
-            content = {
-                "image_id": image_id,
-                "instances": list(_to_entries(instances, category_ids)),
-            }
-            write_json(folder / (str(image_id).replace("/", "__") + ".json"), content)
+        used: set[str] = set()
+        for number, (image_id, instances) in enumerate(predictions.items()):
+            name = re.sub(r"[^\w.-]", "_", str(image_id))
+            if name.lower() in used:
+                name += f"-{number}"
+            used.add(name.lower())
+            entries = list(_to_entries(instances, category_ids))
+            text = json.dumps({"image_id": image_id, "instances": entries}, allow_nan=False)
+            (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def _read_folder(
-    folder: Path, dataset: LabelledImages, problems: Problems
+    folder: Path, labelled: LabelledImages, problems: Problems
 ) -> dict[ImageId, Instances]:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise InputError(f"{folder}: no prediction files; expected one .json file an image")
+    known = _Known(labelled)
+    seen: set[ImageId] = set()
     found: dict[ImageId, Instances] = {}
     for file in track(files, "reading predictions"):
         with problems.caught():
             content = read_json(file)
-            image_id = field(content, "image_id", object, str(file))
+            image_id = known.image_id(content, str(file))
+            if image_id in seen:
+                raise InputError(f"{file}: image_id {image_id!r} occurs twice")
+            seen.add(image_id)
             entries = field(content, "instances", list, str(file))
-            if isinstance(image_id, list | dict) or image_id in found:
-                raise InputError(f"{file}: image_id {brief(image_id)} occurs twice or is none")
             own = [e | {"image_id": image_id} if isinstance(e, dict) else e for e in entries]
-            found |= _read_entries(own, str(file), dataset, problems)
+            found |= known.read(own, str(file), problems)
     return found
 
 
-def _read_entries(
-    entries: list[Any], where: str, dataset: LabelledImages, problems: Problems
-) -> dict[ImageId, Instances]:
-    sizes = {image.image_id: image.annotation.size for image in dataset}
-    labels = {number: j for j, number in enumerate(dataset.category_ids, start=1)}
-    by_image: dict[ImageId, list[tuple[str, dict[str, Any]]]] = {}
-    seen: set[str] = set()
-    for number, entry in enumerate(entries):
-        with problems.caught():
-            here = f"{where}: entry {number}"
-            image_id: Any = field(entry, "image_id", object, here)
-            if isinstance(image_id, bool | list | dict) or image_id not in sizes:
-                raise InputError(
-                    f"{here}: image_id {brief(image_id)} is not in the dataset; "
-                    f"its ids are such as {next(iter(sizes))!r}"
-                )
-            if "id" in entry:
-                if str(entry["id"]) in seen:
-                    raise InputError(f"{here}: id {brief(entry['id'])} occurs twice")
-                seen.add(str(entry["id"]))
-            by_image.setdefault(image_id, []).append((here, entry))
-    found: dict[ImageId, Instances] = {}
-    for image_id in track(list(by_image), "reading predictions"):
-        instances = _to_instances(by_image[image_id], sizes[image_id], labels, problems)
-        if instances is not None:
-            found[image_id] = instances
-    return found
+class _Known:
+    """The images and classes of a dataset, against which entries are checked."""
+
+    def __init__(self, labelled: LabelledImages) -> None:
+        self.sizes = {image.image_id: image.annotation.size for image in labelled}
+        self.labels = {number: j for j, number in enumerate(labelled.category_ids, start=1)}
+
+    def image_id(self, entry: Any, where: str) -> ImageId:
+        image_id: Any = field(entry, "image_id", object, where)
+        if isinstance(image_id, bool | list | dict) or image_id not in self.sizes:
+            raise InputError(
+                f"{where}: image_id {brief(image_id)} is not in the dataset; "
+                f"its ids are such as {next(iter(self.sizes))!r}"
+            )
+        found: ImageId = image_id
+        return found
+
+    def read(self, entries: list[Any], where: str, problems: Problems) -> dict[ImageId, Instances]:
+        """The instances of each image that the entries are about."""
+        by_image: dict[ImageId, list[tuple[str, dict[str, Any]]]] = {}
+        seen: set[str] = set()
+        for number, entry in enumerate(entries):
+            with problems.caught():
+                here = f"{where}: entry {number}"
+                image_id = self.image_id(entry, here)
+                if "id" in entry:
+                    if str(entry["id"]) in seen:
+                        raise InputError(f"{here}: id {brief(entry['id'])} occurs twice")
+                    seen.add(str(entry["id"]))
+                by_image.setdefault(image_id, []).append((here, entry))
+        found = {
+            image_id: _to_instances(own, self.sizes[image_id], self.labels, problems)
+            for image_id, own in by_image.items()
+        }
+        return {image_id: instances for image_id, instances in found.items() if len(instances)}
 
 
 class _Row(NamedTuple):
@@ -126,7 +144,7 @@ def _to_instances(
     size: Size,
     labels: dict[int, int],
     problems: Problems,
-) -> Instances | None:
+) -> Instances:
     """The entries of one image. Its masks are checked together, and one by one if any is bad."""
     for check in (False, True):
         attempt = Problems(problems.skip)
@@ -137,8 +155,6 @@ def _to_instances(
         if masks.all_of_size([row.mask for row in rows], size):
             break
     problems.skipped += attempt.skipped
-    if not rows:
-        return None
     rles = [row.mask for row in rows]
     tight = masks.boxes(rles).tolist()
     return Instances(
@@ -200,7 +216,7 @@ def _stem(file_name: str) -> str:
     return PurePosixPath(file_name).with_suffix("").as_posix()
 
 
-def _to_entries(instances: Instances, category_ids: tuple[int, ...]) -> Iterable[dict[str, Any]]:
+def _to_entries(instances: Instances, category_ids: Sequence[int]) -> Iterable[dict[str, Any]]:
     for i, rle in enumerate(instances.masks):
         x0, y0, x1, y1 = instances.boxes[i].tolist()
         entry = {

@@ -27,9 +27,9 @@ from annocoin.data.checks import (
     read_lines,
     unique,
 )
-from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
+from annocoin.data.conversion_loss import ConversionLoss
+from annocoin.data.dataset import LabelledImage, LabelledImages, Masks, tight_box
 from annocoin.data.images import copy_image, find_image, image_size, inside, read_index_map
-from annocoin.data.loss import Loss
 from annocoin.errors import InputError, Problems
 from annocoin.masks import RLE, Size
 from annocoin.progress import track
@@ -43,10 +43,10 @@ CLASSES = (
 VOID = 255
 
 
-def read(root: Path, split: str | None, with_masks: bool, problems: Problems) -> LabelledImages:
+def read(root: Path, split: str | None, with_masks: Masks, problems: Problems) -> LabelledImages:
     """Read the images of a split list; without `split`, those of all lists.
 
-    The segmentation maps are opened only if `with_masks`.
+    The segmentation maps are not opened, or read where they are, or must be there for every image.
     """
     listed = root / "classes.txt"
     classes = tuple(unique(read_lines(listed), str(listed))) if listed.is_file() else CLASSES
@@ -59,26 +59,30 @@ def read(root: Path, split: str | None, with_masks: bool, problems: Problems) ->
 
 def write(
     labelled: LabelledImages, out: Path, splits: Mapping[str, list[str]] | None = None
-) -> Loss:
+) -> ConversionLoss:
     """Write a new VOC folder, images copied. Where masks overlap, the smaller one stays whole.
 
     `splits` are the lists to write; by default one of all images.
     """
-    loss = Loss()
+    loss = ConversionLoss()
     stems = labelled.stems()
     with new_directory(out) as root:
         for folder in ("JPEGImages", "Annotations", "SegmentationObject", "SegmentationClass"):
             (root / folder).mkdir()
         for image, stem in track(list(zip(labelled, stems, strict=True)), "writing VOC"):
-            copied = copy_image(image.path, root / "JPEGImages", stem)
+            copied = copy_image(image.image_path(), root / "JPEGImages", stem)
             xml = _to_xml(image.annotation, copied.name, labelled.classes)
             (root / "Annotations" / f"{stem}.xml").write_bytes(xml)
             _write_maps(root, stem, image.annotation, loss)
-        (root / "classes.txt").write_text("".join(f"{name}\n" for name in labelled.classes))
+        (root / "classes.txt").write_text(
+            "".join(f"{name}\n" for name in labelled.classes), encoding="utf-8"
+        )
         lists = root / "ImageSets" / "Segmentation"
         lists.mkdir(parents=True)
         for split, names in (splits or {labelled.split or "all": stems}).items():
-            (lists / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
+            (lists / f"{split}.txt").write_text(
+                "".join(f"{name}\n" for name in names), encoding="utf-8"
+            )
     return loss
 
 
@@ -108,7 +112,9 @@ def _read_list(path: Path) -> list[str]:
     return names
 
 
-def _read_image(root: Path, name: str, classes: tuple[str, ...], with_masks: bool) -> LabelledImage:
+def _read_image(
+    root: Path, name: str, classes: tuple[str, ...], with_masks: Masks
+) -> LabelledImage:
     xml_path = inside(root / "Annotations", f"{name}.xml", f"{root}: split list")
     tree = _parse(xml_path)
     inside(root / "JPEGImages", tree.findtext("filename", "").strip() or name, str(xml_path))
@@ -117,8 +123,13 @@ def _read_image(root: Path, name: str, classes: tuple[str, ...], with_masks: boo
     _check_size(tree, size, xml_path)
     marks = [_to_mark(element, size, classes, xml_path) for element in tree.findall("object")]
     listed = None
-    if with_masks and (root / "SegmentationObject" / f"{name}.png").is_file():
-        marks, listed = _join_masks(marks, *_read_maps(root, name, size, len(classes)))
+    has_maps = (root / "SegmentationObject" / f"{name}.png").is_file()
+    if with_masks == "required" and not has_maps:
+        raise InputError(f"{root}: no SegmentationObject/{name}.png; evaluation needs its masks")
+    if with_masks != "never" and has_maps:
+        marks, listed = _join_masks(
+            marks, *_read_maps(root, name, size, len(classes)), str(xml_path)
+        )
     return LabelledImage(
         image_id=name,
         file_name=image_path.relative_to(root / "JPEGImages").as_posix(),
@@ -138,7 +149,7 @@ def _parse(path: Path) -> Element:
         raise InputError(f"{path}: no such annotation file") from None
     except DefusedXmlException as error:
         raise InputError(f"{path}: a document type or entities in the XML ({error})") from None
-    except (ParseError, ValueError) as error:
+    except (ParseError, ValueError, LookupError) as error:
         raise InputError(f"{path}: broken XML ({error})") from None
 
 
@@ -213,7 +224,7 @@ def _read_map(path: Path, size: Size) -> npt.NDArray[np.uint8]:
 
 
 def _join_masks(
-    marks: list[Mark], rles: dict[int, RLE], labels: dict[int, int]
+    marks: list[Mark], rles: dict[int, RLE], labels: dict[int, int], where: str
 ) -> tuple[list[Mark], tuple[int, ...]]:
     """Object k of the XML has id k in the map. Some objects have no pixels, and the reverse.
 
@@ -224,6 +235,8 @@ def _join_masks(
         said = marks[k - 1] if k <= len(marks) else None
         label = labels.get(k) or (said.label if said else None)
         if label is None:
+            if k in rles:
+                raise InputError(f"{where}: object {k} has no class, in the XML or the class map")
             continue
         known: dict[str, Any] = vars(said) if said else {}
         joined.append(Mark(**{**known, "label": label, "mask": rles.get(k)}))
@@ -262,22 +275,24 @@ def _add(parent: Element, tag: str, **numbers: float) -> None:
         SubElement(element, key).text = str(int(value)) if value == int(value) else repr(value)
 
 
-def _write_maps(root: Path, stem: str, annotation: Annotation, loss: Loss) -> None:
-    marks = {k: mark for k, mark in enumerate(annotation, start=1) if mark.mask is not None}
+def _write_maps(root: Path, stem: str, annotation: Annotation, loss: ConversionLoss) -> None:
+    numbered = enumerate(annotation, start=1)
+    marks = {k: (mark.label, mark.mask) for k, mark in numbered if mark.mask is not None}
     if not marks:
         return
     if max(marks) >= VOID:
         raise InputError(f"{stem}: {len(annotation)} objects; VOC's maps hold at most {VOID - 1}")
     ids = np.zeros(annotation.size, dtype=np.uint8)
     classes = np.zeros(annotation.size, dtype=np.uint8)
-    rles = [mark.mask for mark in marks.values() if mark.mask is not None]
-    dense = dict(zip(marks, masks.decode(rles, annotation.size), strict=True))
-    for k in sorted(marks, key=lambda k: -int(dense[k].sum())):
-        ids[dense[k]] = k
-        classes[dense[k]] = marks[k].label
-    for k, mask in dense.items():
-        union = int((mask | (ids == k)).sum())
-        loss.mask(int((mask & (ids == k)).sum()) / union if union else 1.0)
+    areas = {k: float(masks.areas([rle])[0]) for k, (_, rle) in marks.items()}
+    for k in sorted(marks, key=lambda k: -areas[k]):
+        label, rle = marks[k]
+        painted = masks.decode([rle], annotation.size)[0]
+        ids[painted] = k
+        classes[painted] = label
+    left = np.bincount(ids.ravel(), minlength=VOID + 1)
+    for k, area in areas.items():
+        loss.mask(left[k] / area if area else 0.0)
     for folder, values in (("SegmentationObject", ids), ("SegmentationClass", classes)):
         picture = Image.fromarray(values, mode="P")
         picture.putpalette(_palette().tobytes())

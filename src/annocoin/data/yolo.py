@@ -15,12 +15,12 @@ import yaml
 
 from annocoin import masks
 from annocoin.atomic import new_directory
-from annocoin.data.checks import brief, clipped_box, field, finite, read_lines, read_text, unique
+from annocoin.data.checks import clipped_box, field, finite, read_lines, read_text, unique
+from annocoin.data.conversion_loss import ConversionLoss
 from annocoin.data.dataset import LabelledImage, LabelledImages
 from annocoin.data.images import SUFFIXES, copy_image, image_size, inside
-from annocoin.data.loss import Loss
 from annocoin.data.polygons import from_polygon, to_polygon
-from annocoin.errors import InputError, Problems
+from annocoin.errors import InputError, Problems, brief
 from annocoin.masks import Size
 from annocoin.progress import track
 from annocoin.types import Annotation, Mark
@@ -39,7 +39,7 @@ def read(root: Path, split: str | None, with_masks: bool, problems: Problems) ->
     files = [
         file
         for key in ([split] if split else folders)
-        for file in sorted(inside(root, folders[key].removeprefix("./"), str(path)).rglob("*"))
+        for file in sorted(_images_folder(root, folders[key], path).rglob("*"))
         if file.suffix.lower() in SUFFIXES
     ]
     images = []
@@ -47,7 +47,7 @@ def read(root: Path, split: str | None, with_masks: bool, problems: Problems) ->
         with problems.caught():
             size = image_size(file)
             marks = _read_labels(_labels_file(root, file), size, len(names), with_masks)
-            name = file.relative_to(root / "images")
+            name = file.relative_to(root)
             images.append(
                 LabelledImage(file.stem, name.as_posix(), file, Annotation(size, tuple(marks)))
             )
@@ -55,28 +55,30 @@ def read(root: Path, split: str | None, with_masks: bool, problems: Problems) ->
     return LabelledImages.of(names, images, split=split, source=root)
 
 
-def write(labelled: LabelledImages, out: Path) -> Loss:
+def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
     """Write a new YOLO folder, images copied; tags and points have no place in it."""
-    loss = Loss()
+    loss = ConversionLoss()
     split = labelled.split if labelled.split in _SPLITS else "train"
     with new_directory(out) as root:
         for folder in ("images", "labels"):
             (root / folder / split).mkdir(parents=True)
         pairs = list(zip(labelled, labelled.stems(), strict=True))
         for image, stem in track(pairs, "writing YOLO"):
-            copy_image(image.path, root / "images" / split, stem)
+            copy_image(image.image_path(), root / "images" / split, stem)
             lines = [_to_line(mark, image.annotation.size, loss) for mark in image.annotation]
             text = "".join(f"{line}\n" for line in lines if line)
-            (root / "labels" / split / f"{stem}.txt").write_text(text)
+            (root / "labels" / split / f"{stem}.txt").write_text(text, encoding="utf-8")
         names = "".join(f"  {j}: {json.dumps(name)}\n" for j, name in enumerate(labelled.classes))
-        (root / "data.yaml").write_text(f"path: .\n{split}: images/{split}\nnames:\n{names}")
+        (root / "data.yaml").write_text(
+            f"path: .\n{split}: images/{split}\nnames:\n{names}", encoding="utf-8"
+        )
     return loss
 
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: broken YAML ({error})") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: found {brief(content)}; expected names and splits")
@@ -85,18 +87,30 @@ def _parse(path: Path) -> dict[str, Any]:
 
 def _class_names(content: dict[str, Any], path: Path) -> list[str]:
     names: Any = field(content, "names", object, str(path))
-    if isinstance(names, dict) and sorted(names) == list(range(len(names))):
+    if isinstance(names, dict) and set(names) == set(range(len(names))):
         names = [names[j] for j in range(len(names))]
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise InputError(f"{path}: names is {brief(names)}; expected a list of class names")
     return unique(names, f"{path}: names")
 
 
+def _images_folder(root: Path, named: str, path: Path) -> Path:
+    """The images of a split. Some tools write "../train/images" and mean train/images in `root`."""
+    folder = inside(root, named.removeprefix("./"), str(path)) if ".." not in named else None
+    if folder is None and named.startswith("../"):
+        folder = inside(root, named.removeprefix("../"), str(path))
+    if folder is None or not folder.is_dir():
+        raise InputError(f"{path}: no folder {named!r} of images inside {root}")
+    return folder
+
+
 def _labels_file(root: Path, image: Path) -> Path:
-    inner = image.relative_to(root).parts
-    if inner[0] != "images":
-        raise InputError(f"{image}: expected the images of a YOLO folder in {root / 'images'}")
-    return root.joinpath("labels", *inner[1:]).with_suffix(".txt")
+    """YOLO's rule: the last "images" of the path becomes "labels"."""
+    inner = list(image.relative_to(root).parts)
+    if "images" not in inner[:-1]:
+        raise InputError(f"{image}: expected it in a folder named images, beside one named labels")
+    inner[len(inner) - 1 - inner[::-1].index("images")] = "labels"
+    return root.joinpath(*inner).with_suffix(".txt")
 
 
 def _read_labels(path: Path, size: Size, number_of_classes: int, with_masks: bool) -> list[Mark]:
@@ -130,15 +144,9 @@ def _to_mark(label: int, values: Any, size: Size, with_masks: bool, where: str) 
     return Mark(label, mask=rle) if with_masks else Mark(label, box=box)
 
 
-def _to_line(mark: Mark, size: Size, loss: Loss) -> str | None:
+def _to_line(mark: Mark, size: Size, loss: ConversionLoss) -> str | None:
     height, width = size
-    for what, there in (
-        ("crowd marks", mark.crowd),
-        ("difficult marks", mark.difficult),
-        ("scores", mark.score is not None),
-    ):
-        if there:
-            loss.drop(what)
+    loss.leave_out(mark, held={"masks"})
     if mark.mask is not None:
         mask = masks.decode([mark.mask], size)[0]
         corners = to_polygon(mask)
@@ -153,6 +161,7 @@ def _to_line(mark: Mark, size: Size, loss: Loss) -> str | None:
         centre = [(x0 + x1) / 2 / width, (y0 + y1) / 2 / height]
         numbers = [*centre, (x1 - x0) / width, (y1 - y0) / height]
     else:
-        loss.drop(f"{mark.kind}s")
+        if mark.kind == "tag":
+            loss.drop("tags")
         return None
     return " ".join([str(mark.label - 1), *(f"{value:.6f}" for value in numbers)])

@@ -46,7 +46,7 @@ def write_synthetic(
             for index in track(range(images), "painting scenes")
         ]
         stems = [str(image.image_id) for image in labelled]
-        cut = images - int(images * VAL_SHARE)
+        cut = images - max(int(images * VAL_SHARE), int(images > 1))
         voc.write(
             LabelledImages.of(CLASSES, labelled, source=Path(folder)),
             Path(out),

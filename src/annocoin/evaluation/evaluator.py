@@ -104,6 +104,9 @@ class Evaluator:
 
     def add(self, predictions: Instances | None, truth: Instances) -> None:
         """Add one image. Classes are 1..C; `truth.crowd` marks crowds."""
+        for given in (truth, predictions):
+            if given is not None:
+                self._check(given, truth)
         self._images += 1
         if not self.protocol.crowds:
             truth = truth[~truth.crowd]
@@ -124,6 +127,14 @@ class Evaluator:
             iou = masks.iou(chosen, rles, crowd.tolist())
             matches = [self.protocol.match(iou, t, crowd) for t in self.thresholds]
             record.add(scores[order], matches)
+
+    def _check(self, given: Instances, truth: Instances) -> None:
+        if given.size != truth.size:
+            raise InputError(
+                f"predictions for an image of {given.size}; the truth has {truth.size}"
+            )
+        if len(given) and int(given.labels.max()) > len(self.classes):
+            raise InputError(f"class {int(given.labels.max())}; there are {len(self.classes)}")
 
     def result(self) -> Evaluation:
         """AP over all images added so far."""

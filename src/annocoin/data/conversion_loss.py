@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
+
+from annocoin.types import Mark
 
 
 @dataclass
-class Loss:
+class ConversionLoss:
     """Collects the IoU of each written mask with its original, and what was left out."""
 
     ious: list[float] = field(default_factory=list)
@@ -17,9 +20,24 @@ class Loss:
         """One mask was written; `iou` compares what a reader gets with the original."""
         self.ious.append(iou)
 
-    def drop(self, what: str) -> None:
-        """One thing was left out, because the format has no place for it."""
-        self.dropped[what] += 1
+    def drop(self, what: str, count: int = 1) -> None:
+        """Things were left out, because the format has no place for them."""
+        if count:
+            self.dropped[what] += count
+
+    def leave_out(self, mark: Mark, held: Collection[str]) -> None:
+        """Count what the mark says beyond the fields that the format holds."""
+        said = {
+            "masks": mark.mask is not None,
+            "points": mark.point is not None,
+            "scores": mark.score is not None,
+            "confidences": mark.confidence is not None,
+            "crowd flags": mark.crowd,
+            "difficult flags": mark.difficult,
+        }
+        for what, there in said.items():
+            if there and what not in held:
+                self.drop(what)
 
     def lines(self) -> list[str]:
         """One line per kind of loss; none if all is exact."""
