@@ -80,8 +80,9 @@ def test_synth_show_and_version(annocoin: Run, tmp_path: Path) -> None:
     assert annocoin("--version").out.startswith("annocoin ")
 
 
-def test_help_names_every_command(annocoin: Run) -> None:
-    outcome = annocoin("--help")
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_help_names_every_command(annocoin: Run, words: list[str]) -> None:
+    outcome = annocoin(*words)
     assert outcome.code == 0
     for command in ("evaluate", "convert", "synth", "show", "demo"):
         assert command in outcome.out
@@ -215,7 +216,9 @@ def test_wrong_choices_are_one_line(annocoin: Run, voc: Path, results: Path) -> 
         (["evaluate", results, voc, "--kind", "pascal"], "expected one of voc"),
         (["evaluate", results, voc, "--split", "none"], "found: train, trainval, val"),
         (["convert", voc, voc.parent / "o", "--to", "tiff"], "expected one of coco"),
-        (["evaluate", results, voc, "--json", voc], "directory"),
+        (["evaluate", results, voc, "--json", voc], "that is the input"),
+        (["evaluate", results, voc, "--json", results], "that is the input"),
+        (["evaluate", results, voc, "--json", voc.parent], "a directory"),
         (["show", voc, "--out", voc.parent / "a.png", "--supervision", "x"], "expected one of"),
     ):
         outcome = annocoin(*words)

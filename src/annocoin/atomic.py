@@ -16,8 +16,11 @@ from annocoin.errors import InputError
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to `path` through a temporary file beside it: no reader sees a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    if path.is_dir():
+        raise InputError(f"{path}: a directory; give the name of a file")
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -41,10 +44,11 @@ def new_directory(path: Path) -> Iterator[Path]:
 
     `path` must not exist yet, or be an empty folder. Inside the block plain writes will do.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path}: exists already; give a new or empty folder")
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         yield temporary
         if hasattr(os, "sync"):  # the name must not reach the disk before what it stands for
@@ -56,6 +60,15 @@ def new_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors name the file that was asked for, not the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _umask() -> int:

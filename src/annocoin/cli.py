@@ -25,8 +25,7 @@ from annocoin.report import overlay
 
 app = typer.Typer(
     name="annocoin",
-    help="Weakly supervised instance segmentation: cheap labels in, instance masks out.",
-    no_args_is_help=True,
+    help="Weakly supervised instance segmentation: datasets, evaluation, conversion.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -37,7 +36,10 @@ INTERRUPTED = 130
 
 Dataset = Annotated[
     Path,
-    typer.Argument(help="A VOC folder, a COCO .json, or a folder with images/ and labels.csv."),
+    typer.Argument(
+        help="A VOC folder, a COCO .json, a folder with images/ and labels.csv, "
+        "or a YOLO or labelme folder."
+    ),
 ]
 Split = Annotated[str | None, typer.Option(help="Name of the list of images; default all.")]
 KindOption = Annotated[
@@ -54,7 +56,9 @@ def evaluate_command(
         Path, typer.Argument(help="COCO results (.json), or a folder of files, one an image.")
     ],
     dataset: Dataset,
-    protocol: Annotated[str, typer.Option(metavar="chainercv|sds|bbtp|coco")] = "chainercv",
+    protocol: Annotated[
+        str, typer.Option(metavar="chainercv|sds|bbtp|coco", help="How AP is computed.")
+    ] = "chainercv",
     iou: Annotated[
         list[float] | None, typer.Option(help="Threshold; repeatable. Default .25 .5 .7 .75.")
     ] = None,
@@ -66,6 +70,8 @@ def evaluate_command(
 ) -> None:
     """Average precision of predicted instances against the true masks of a dataset."""
     problems = Problems(skip_bad)
+    if json is not None:
+        _not_the_input(json, predictions, dataset)
     truth = loading.load_evaluation(
         dataset, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
     )
@@ -73,6 +79,7 @@ def evaluate_command(
     result = evaluate(found, truth, protocol=protocol, thresholds=iou or THRESHOLDS)
     if json is not None:
         atomic.write_json(json, result.to_json(), indent=2)
+    print(f"AP (%) by IoU threshold, protocol {result.protocol}, {result.images} images")
     Console().print(_table(result))
     if truth.without_mask:
         print(f"{truth.without_mask} labels of the dataset have no mask and were not counted")
@@ -83,7 +90,9 @@ def evaluate_command(
 def convert_command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A dataset, or predictions.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder; .json for coco.")],
-    to: Annotated[str, typer.Option(metavar="coco|voc|yolo|labelme|folder|results")],
+    to: Annotated[
+        str, typer.Option(metavar="coco|voc|yolo|labelme|folder|results", help="The new format.")
+    ],
     dataset: Annotated[
         Path | None, typer.Option(help="IN holds predictions for this dataset's images.")
     ] = None,
@@ -94,8 +103,7 @@ def convert_command(
 ) -> None:
     """Rewrite a dataset, or predictions for one, in another format."""
     problems = Problems(skip_bad)
-    if out.resolve() == source.resolve():
-        raise InputError(f"{out}: that is the input; write to another place")
+    _not_the_input(out, source, dataset)
     labelled = _load(dataset or source, split, kind, images, problems)
     if dataset is not None:
         labelled = with_predictions(labelled, source, problems)
@@ -130,7 +138,7 @@ def show_command(
         str, typer.Option(metavar="image|box|point|mixed", help="Draw only what this leaves.")
     ] = "mixed",
     count: Annotated[int, typer.Option(help="How many images.")] = 12,
-    columns: Annotated[int, typer.Option()] = 4,
+    columns: Annotated[int, typer.Option(help="Images in a row.")] = 4,
     scale: Annotated[float, typer.Option(help="Enlarge the images.")] = 1.0,
     split: Split = None,
     kind: KindOption = None,
@@ -167,10 +175,14 @@ def demo_command(
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, typer.Option("--version")] = False) -> None:
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     if version:
         print(f"annocoin {__version__}")
-        raise typer.Exit
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main() -> None:
@@ -199,6 +211,11 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def _not_the_input(out: Path, *inputs: Path | None) -> None:
+    if any(path is not None and out.resolve() == path.resolve() for path in inputs):
+        raise InputError(f"{out}: that is the input; write to another place")
+
+
 def _load(
     path: Path, split: str | None, kind: str | None, images: Path | None, problems: Problems
 ) -> LabelledImages:
@@ -208,8 +225,7 @@ def _load(
 
 
 def _table(result: Evaluation) -> Table:
-    title = f"AP (%) by IoU threshold, protocol {result.protocol}, {result.images} images"
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column("class", no_wrap=True)
     for threshold in result.thresholds:
         table.add_column(f"{threshold:g}", justify="right")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -124,7 +125,8 @@ ALL = ("box", "point", "mask", "crowd", "difficult", "score", "confidence")
 @given(drawn_datasets())
 def test_coco_holds_everything(drawn: Any) -> None:
     with on_disk(drawn) as (root, labelled):
-        assert write_dataset(labelled, root / "out.json", "coco").lines() == []
+        loss = write_dataset(labelled, root / "out.json", "coco")
+        assert (loss.ious, dict(loss.dropped)) == ([], {})
         again = load_labelled(root / "out.json", images=root / "source")
         assert again.classes == CLASSES
         assert said(again, *ALL) == said(with_tight_boxes(labelled), *ALL)
@@ -322,6 +324,29 @@ def test_a_mask_of_many_specks_and_a_large_ring_are_done_in_time() -> None:
         assert corners is not None
         assert from_polygon(corners, mask.shape)[mask].all()
     assert np.array_equal(from_polygon(corners, ring.shape), ring)
+
+
+def test_polygons_that_leave_the_image_are_cut_not_bent() -> None:
+    corners = np.asarray([[20.0, 15.0], [200.0, -100.0], [200.0, 130.0]])
+    wide = from_polygon(corners + 300, (800, 800))
+    cut, whole = from_polygon(corners, (30, 40)), wide[300:330, 300:340]
+    inner = cv2.erode(whole.astype(np.uint8), np.ones((3, 3))).astype(bool)
+    outer = cv2.dilate(whole.astype(np.uint8), np.ones((3, 3))).astype(bool)
+    assert (inner <= cut).all()
+    assert (cut <= outer).all()  # only pixels of the outline itself may differ
+    assert not from_polygon(corners + 900, (30, 40)).any()
+
+
+def test_splits_are_kept(scenes: Path, tmp_path: Path) -> None:
+    before = load_labelled(scenes)
+    write_dataset(before, tmp_path / "voc", "voc")
+    assert load_labelled(tmp_path / "voc").splits == before.splits
+    write_dataset(before, tmp_path / "yolo", "yolo")
+    after = load_labelled(tmp_path / "yolo")
+    assert after.splits == {name: before.splits[name] for name in ("train", "val")}
+    write_dataset(load_labelled(scenes, split="val"), tmp_path / "val", "yolo")
+    assert len(load_labelled(tmp_path / "val", split="val")) == 1
+    assert len(load_labelled(tmp_path / "val", split="train")) == 1  # the same under another name
 
 
 def test_what_a_format_cannot_hold_is_counted(scenes: Path, tmp_path: Path) -> None:

@@ -228,8 +228,10 @@ def test_an_empty_box_beside_a_mask_says_nothing(coco: Path) -> None:
     content["annotations"][0]["bbox"] = [2, 3, 4, 0]
     coco.write_text(json.dumps(content))
     assert load_labelled(coco)[0].annotation[0].box is None
+    content["annotations"][1]["iscrowd"] = 0
+    coco.write_text(json.dumps(content))
     weak = load_weak(coco, "box", images=coco.parent / "images")
-    assert weak[0].annotation[0].kind == "tag"  # masks are not read for boxes
+    assert weak[0].annotation.kinds == ("tag", "box")  # masks are not read for boxes
 
 
 def test_coco_crowds_are_tags_for_training(coco: Path) -> None:
@@ -256,8 +258,8 @@ def changed(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (lambda c: c["images"][0].update(file_name="b.jpg"), "no such image"),
         (lambda c: c["images"][0].update(file_name=3), "expected str"),
         (lambda c: c["images"][0].update(height=11), "says 11 x 20"),
-        (lambda c: c["images"][0].update(height=-1), "expected pixels"),
-        (lambda c: c["images"][0].update(height=10**9), "expected pixels"),
+        (lambda c: c["images"][0].update(height=-1), "expected whole numbers"),
+        (lambda c: c["images"][0].update(height=10**9), "at most"),
         (lambda c: c["images"][0].update(id=[1]), "expected a whole number or a text"),
         (changed(category_id=4), "category_id 4"),
         (changed(category_id="dog"), "expected int"),
@@ -471,6 +473,7 @@ def test_labelme_shapes_and_flags(labelme: Path) -> None:
         ({"shapes": [{"label": "x", "points": [[1, 1], [2, "b"], [3, 3]]}]}, "finite"),
         ({"shapes": [{"label": "x", "points": [[1, 1], [2, 1e30], [3, 3]]}]}, "far outside"),
         ({"shapes": [{"points": [[1, 1]]}]}, "no 'label'"),
+        ({"shapes": [{"label": "x", "points": [[99, 99], [98, 98], [97, 99]]}]}, "outside"),
         (
             {
                 "shapes": [
@@ -478,6 +481,22 @@ def test_labelme_shapes_and_flags(labelme: Path) -> None:
                 ]
             },
             "broken mask",
+        ),
+        (
+            {
+                "shapes": [
+                    {"label": "x", "shape_type": "mask", "points": [[0, 0], [1, 1]], "mask": "é"}
+                ]
+            },
+            "broken mask",
+        ),
+        (
+            {
+                "shapes": [
+                    {"label": "x", "shape_type": "mask", "points": [[0, 0], [1, 1]], "mask": "aaaa"}
+                ]
+            },
+            "mask: not an image",
         ),
     ],
 )

@@ -82,7 +82,11 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
         for number, name in zip(labelled.category_ids, labelled.classes, strict=True)
     ]
     write_json(out, {"images": images, "categories": categories, "annotations": annotations})
-    return ConversionLoss()
+    bare = sum("segmentation" not in annotation for annotation in annotations)
+    loss = ConversionLoss()
+    if 0 < bare < len(annotations):
+        loss.notes.append(f"{bare} labels have no mask; some COCO tools want one for each")
+    return loss
 
 
 def _by_image(

@@ -15,6 +15,7 @@ class ConversionLoss:
 
     ious: list[float] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
 
     def mask(self, iou: float) -> None:
         """One mask was written; `iou` compares what a reader gets with the original."""
@@ -52,4 +53,4 @@ class ConversionLoss:
         lines += [
             f"{n} {what} left out: no place in this format" for what, n in self.dropped.items()
         ]
-        return lines
+        return lines + self.notes

@@ -6,8 +6,8 @@ which holds no mask but those that a user gave as labels (supervision "mixed").
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal, get_args, overload
 
@@ -61,7 +61,8 @@ class LabelledImages(Sequence[LabelledImage]):
         classes: the names of classes 1..C.
         category_ids: the number each class has in result files; 1..C but for COCO.
         images: the images.
-        split: the name of the list they came from.
+        split: the name of the list they came from, if one was asked for.
+        splits: else the lists that they came from, by name.
         source: the path it was read from, for messages.
     """
 
@@ -69,6 +70,7 @@ class LabelledImages(Sequence[LabelledImage]):
     category_ids: tuple[int, ...]
     images: tuple[LabelledImage, ...]
     split: str | None = None
+    splits: Mapping[str, tuple[ImageId, ...]] = field(default_factory=dict)
     source: Path | None = None
 
     @classmethod
@@ -79,6 +81,7 @@ class LabelledImages(Sequence[LabelledImage]):
         *,
         category_ids: Sequence[int] | None = None,
         split: str | None = None,
+        splits: Mapping[str, Sequence[ImageId]] | None = None,
         source: Path | None = None,
     ) -> LabelledImages:
         """A dataset, which must have an image; the classes count from 1 if not said otherwise."""
@@ -88,7 +91,9 @@ class LabelledImages(Sequence[LabelledImage]):
             if not name or name != name.strip() or not name.isprintable():
                 raise InputError(f"{source}: class name {name!r}; expected plain text")
         numbers = range(1, len(classes) + 1) if category_ids is None else category_ids
-        return cls(tuple(classes), tuple(numbers), tuple(images), split, source)
+        there = {image.image_id for image in images}
+        lists = {name: tuple(i for i in ids if i in there) for name, ids in (splits or {}).items()}
+        return cls(tuple(classes), tuple(numbers), tuple(images), split, lists, source)
 
     def stems(self) -> list[str]:
         """A file name without ending for every image, all different.

@@ -7,7 +7,6 @@ image's flags; shapes of one label and group_id are about one object.
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import json
 from collections.abc import Iterable
@@ -131,6 +130,8 @@ def _to_mark(
             dense = part if dense is None else dense | part
         elif kind == "polygon" and len(corners) >= 3:
             part = from_polygon(corners, size)
+            if not part.any():
+                raise InputError(f"{where}: polygon {brief(corners.tolist())} is outside the image")
             dense = part if dense is None else dense | part
         else:
             raise InputError(
@@ -172,16 +173,18 @@ def _from_png(
     x0, y0, x1, y1 = (int(value) for value in corners.ravel())
     try:
         packed = base64.b64decode(field(shape, "mask", str, where), validate=True)
-        with opened(f"{where}: mask", io.BytesIO(packed), formats=("PNG",)) as picture:
-            expected = (x1 - x0 + 1, y1 - y0 + 1)
-            fits = x0 >= 0 and y0 >= 0 and x1 < size[1] and y1 < size[0]
-            if picture.size != expected or not fits:
-                raise InputError(
-                    f"{where}: mask of {picture.size} at {brief(corners.tolist())} does not fit"
-                )
-            part = np.asarray(picture.convert("L")) > 0
-    except binascii.Error as error:
+    except InputError:
+        raise
+    except ValueError as error:  # not base64, or not even ASCII
         raise InputError(f"{where}: broken mask ({error})") from None
+    with opened(f"{where}: mask", io.BytesIO(packed), formats=("PNG",)) as picture:
+        expected = (x1 - x0 + 1, y1 - y0 + 1)
+        fits = x0 >= 0 and y0 >= 0 and x1 < size[1] and y1 < size[0]
+        if picture.size != expected or not fits:
+            raise InputError(
+                f"{where}: mask of {picture.size} at {brief(corners.tolist())} does not fit"
+            )
+        part = np.asarray(picture.convert("L")) > 0
     mask = np.zeros(size, dtype=bool)
     mask[y0 : y1 + 1, x0 : x1 + 1] = part
     return mask

@@ -40,8 +40,9 @@ def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
 
 
 def from_polygon(corners: Corners, size: Size) -> npt.NDArray[np.bool_]:
-    """The mask [H, W] that the polygon [M, 2] outlines."""
-    pixels = np.clip(np.floor(corners), 0, (size[1] - 1, size[0] - 1)).astype(np.int32)
+    """The mask [H, W] that the polygon [M, 2] outlines, as far as it lies in the image."""
+    reach = 4 * max(size) + 64  # what lies outside is cut off; this only bounds the numbers
+    pixels = np.clip(np.floor(corners), -reach, reach).astype(np.int32)
     mask = np.zeros(size, dtype=np.uint8)
     cv2.fillPoly(mask, [pixels], 1)
     return mask.astype(bool)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -194,15 +195,20 @@ def _read_dataset(
     path: Path, dataset: LabelledImages, problems: Problems
 ) -> dict[ImageId, Instances]:
     given = coco.read(path, None, True, problems)
-    ids = {_stem(image.file_name): image.image_id for image in dataset}
+    ids = _by_file_name(dataset)
     sizes = {image.image_id: image.annotation.size for image in dataset}
     found: dict[ImageId, Instances] = {}
     for image in given:
         with problems.caught():
             where = f"{path}: image {image.file_name!r}"
-            image_id = ids.get(_stem(image.file_name))
-            if image_id is None or sizes[image_id] != image.annotation.size:
-                raise InputError(f"{where} is not in the dataset, or of another size there")
+            stem = PurePosixPath(image.file_name).with_suffix("")
+            image_id = ids.get(stem.as_posix(), ids.get(stem.name))
+            if image_id is None:
+                raise InputError(f"{where} is not in the dataset")
+            if sizes[image_id] != image.annotation.size:
+                raise InputError(
+                    f"{where} is {image.annotation.size}; in the dataset it is {sizes[image_id]}"
+                )
             instances = image.annotation.instances()
             names = [given.classes[label - 1] for label in instances.labels.tolist()]
             numbers = [label_of(name, dataset.classes, where) for name in names]
@@ -212,8 +218,12 @@ def _read_dataset(
     return found
 
 
-def _stem(file_name: str) -> str:
-    return PurePosixPath(file_name).with_suffix("").as_posix()
+def _by_file_name(dataset: LabelledImages) -> dict[str, ImageId]:
+    """Image ids by file name without ending; without folders too, where that is unique."""
+    stems = {PurePosixPath(i.file_name).with_suffix(""): i.image_id for i in dataset}
+    names = Counter(stem.name for stem in stems)
+    by_name = {stem.name: i for stem, i in stems.items() if names[stem.name] == 1}
+    return by_name | {stem.as_posix(): i for stem, i in stems.items()}
 
 
 def _to_entries(instances: Instances, category_ids: Sequence[int]) -> Iterable[dict[str, Any]]:

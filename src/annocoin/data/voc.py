@@ -6,7 +6,6 @@ object without a box is a tag, and `<crowd>`, `<score>` and `<confidence>` may s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, SubElement, indent, tostring
@@ -50,22 +49,26 @@ def read(root: Path, split: str | None, with_masks: Masks, problems: Problems) -
     """
     listed = root / "classes.txt"
     classes = tuple(unique(read_lines(listed), str(listed))) if listed.is_file() else CLASSES
+    lists = _split_lists(root, split)
     images = []
-    for name in track(_names(root, split), f"reading {root.name}"):
+    names = list(dict.fromkeys(name for listed in lists.values() for name in listed))
+    for name in track(names, f"reading {root.name}"):
         with problems.caught():
             images.append(_read_image(root, name, classes, with_masks))
-    return LabelledImages.of(classes, images, split=split, source=root)
+    splits = lists if split is None and "" not in lists else None
+    return LabelledImages.of(classes, images, split=split, splits=splits, source=root)
 
 
-def write(
-    labelled: LabelledImages, out: Path, splits: Mapping[str, list[str]] | None = None
-) -> ConversionLoss:
-    """Write a new VOC folder, images copied. Where masks overlap, the smaller one stays whole.
-
-    `splits` are the lists to write; by default one of all images.
-    """
+def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
+    """Write a new VOC folder, images copied. Where masks overlap, the smaller one stays whole."""
     loss = ConversionLoss()
     stems = labelled.stems()
+    if len(labelled.classes) >= VOID:
+        raise InputError(
+            f"{labelled.source}: {len(labelled.classes)} classes; VOC holds {VOID - 1}"
+        )
+    names = {image.image_id: stem for image, stem in zip(labelled, stems, strict=True)}
+    splits = labelled.splits or {labelled.split or "all": tuple(names)}
     with new_directory(out) as root:
         for folder in ("JPEGImages", "Annotations", "SegmentationObject", "SegmentationClass"):
             (root / folder).mkdir()
@@ -79,26 +82,26 @@ def write(
         )
         lists = root / "ImageSets" / "Segmentation"
         lists.mkdir(parents=True)
-        for split, names in (splits or {labelled.split or "all": stems}).items():
-            (lists / f"{split}.txt").write_text(
-                "".join(f"{name}\n" for name in names), encoding="utf-8"
-            )
+        for split, ids in splits.items():
+            text = "".join(f"{names[image_id]}\n" for image_id in ids)
+            (lists / f"{split}.txt").write_text(text, encoding="utf-8")
     return loss
 
 
-def _names(root: Path, split: str | None) -> list[str]:
-    lists = {path.stem: path for path in (root / "ImageSets" / "Main").glob("*.txt")}
-    segmentation = {p.stem: p for p in sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))}
+def _split_lists(root: Path, split: str | None) -> dict[str, list[str]]:
+    """The names in one list, or in all lists; without any list, all annotations under ""."""
+    main = {path.stem: path for path in sorted((root / "ImageSets" / "Main").glob("*.txt"))}
+    own = {path.stem: path for path in sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))}
     if split is None:
-        names = dict.fromkeys(
-            name for path in (segmentation or lists).values() for name in _read_list(path)
-        )
-        return list(names) or sorted(path.stem for path in (root / "Annotations").glob("*.xml"))
-    lists.update(segmentation)
-    if split not in lists:
-        known = ", ".join(sorted(segmentation or lists)) or "none"
+        chosen = own or main
+    elif split in {**main, **own}:
+        chosen = {split: {**main, **own}[split]}
+    else:
+        known = ", ".join(own or main) or "none"
         raise InputError(f"{root}: no split {split!r} in ImageSets; found: {known}")
-    return unique(_read_list(lists[split]), str(lists[split]))
+    if not chosen:
+        return {"": sorted(path.stem for path in (root / "Annotations").glob("*.xml"))}
+    return {name: unique(_read_list(path), str(path)) for name, path in chosen.items()}
 
 
 def _read_list(path: Path) -> list[str]:
@@ -281,7 +284,9 @@ def _write_maps(root: Path, stem: str, annotation: Annotation, loss: ConversionL
     if not marks:
         return
     if max(marks) >= VOID:
-        raise InputError(f"{stem}: {len(annotation)} objects; VOC's maps hold at most {VOID - 1}")
+        raise InputError(
+            f"image {stem}: {len(annotation)} objects; VOC's maps hold at most {VOID - 1}"
+        )
     ids = np.zeros(annotation.size, dtype=np.uint8)
     classes = np.zeros(annotation.size, dtype=np.uint8)
     areas = {k: float(masks.areas([rle])[0]) for k, (_, rle) in marks.items()}

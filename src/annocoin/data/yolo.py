@@ -7,6 +7,7 @@ A line is ``class x y w h`` (a box by its centre) or ``class x y x y x y ...`` (
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from annocoin import masks
 from annocoin.atomic import new_directory
 from annocoin.data.checks import clipped_box, field, finite, read_lines, read_text, unique
 from annocoin.data.conversion_loss import ConversionLoss
-from annocoin.data.dataset import LabelledImage, LabelledImages
+from annocoin.data.dataset import ImageId, LabelledImage, LabelledImages, tight_box
 from annocoin.data.images import SUFFIXES, copy_image, image_size, inside
 from annocoin.data.polygons import from_polygon, to_polygon
 from annocoin.errors import InputError, Problems, brief
@@ -36,14 +37,17 @@ def read(root: Path, split: str | None, with_masks: bool, problems: Problems) ->
     folders = {key: content[key] for key in _SPLITS if isinstance(content.get(key), str)}
     if split is not None and split not in folders:
         raise InputError(f"{path}: no split {split!r}; found: {', '.join(folders) or 'none'}")
-    files = [
-        file
+    files = {
+        key: [
+            file
+            for file in sorted(_images_folder(root, folders[key], path).rglob("*"))
+            if file.suffix.lower() in SUFFIXES
+        ]
         for key in ([split] if split else folders)
-        for file in sorted(_images_folder(root, folders[key], path).rglob("*"))
-        if file.suffix.lower() in SUFFIXES
-    ]
+    }
     images = []
-    for file in track(list(dict.fromkeys(files)), f"reading {root.name}"):
+    every = list(dict.fromkeys(file for own in files.values() for file in own))
+    for file in track(every, f"reading {root.name}"):
         with problems.caught():
             size = image_size(file)
             marks = _read_labels(_labels_file(root, file), size, len(names), with_masks)
@@ -52,27 +56,43 @@ def read(root: Path, split: str | None, with_masks: bool, problems: Problems) ->
                 LabelledImage(file.stem, name.as_posix(), file, Annotation(size, tuple(marks)))
             )
     unique([image.image_id for image in images], f"{root}: image name without ending")
-    return LabelledImages.of(names, images, split=split, source=root)
+    splits = None if split else {key: [file.stem for file in own] for key, own in files.items()}
+    return LabelledImages.of(names, images, split=split, splits=splits, source=root)
 
 
 def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
     """Write a new YOLO folder, images copied; tags and points have no place in it."""
     loss = ConversionLoss()
-    split = labelled.split if labelled.split in _SPLITS else "train"
     with new_directory(out) as root:
-        for folder in ("images", "labels"):
-            (root / folder / split).mkdir(parents=True)
+        used: set[str] = set()
         pairs = list(zip(labelled, labelled.stems(), strict=True))
         for image, stem in track(pairs, "writing YOLO"):
+            split = _split_of(image.image_id, labelled)
+            used.add(split)
+            for folder in ("images", "labels"):
+                (root / folder / split).mkdir(parents=True, exist_ok=True)
             copy_image(image.image_path(), root / "images" / split, stem)
             lines = [_to_line(mark, image.annotation.size, loss) for mark in image.annotation]
             text = "".join(f"{line}\n" for line in lines if line)
             (root / "labels" / split / f"{stem}.txt").write_text(text, encoding="utf-8")
-        names = "".join(f"  {j}: {json.dumps(name)}\n" for j, name in enumerate(labelled.classes))
-        (root / "data.yaml").write_text(
-            f"path: .\n{split}: images/{split}\nnames:\n{names}", encoding="utf-8"
-        )
+        (root / "data.yaml").write_text(_to_yaml(used, labelled.classes), encoding="utf-8")
     return loss
+
+
+def _split_of(image_id: ImageId, labelled: LabelledImages) -> str:
+    """train, val or test: by the lists, or by the name of the one list."""
+    for split in reversed(_SPLITS):
+        if image_id in labelled.splits.get(split, ()) or split in (labelled.split or ""):
+            return split
+    return "train"
+
+
+def _to_yaml(used: set[str], classes: tuple[str, ...]) -> str:
+    """YOLO's tools want both train and val: what is missing is another name for what is there."""
+    there = [split for split in _SPLITS if split in used]
+    lines = [f"{s}: images/{s if s in used else there[0]}" for s in {"train", "val"} | used]
+    names = [f"  {j}: {json.dumps(name, ensure_ascii=False)}" for j, name in enumerate(classes)]
+    return "\n".join([*sorted(lines), "names:", *names]) + "\n"
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -114,7 +134,7 @@ def _labels_file(root: Path, image: Path) -> Path:
 
 
 def _read_labels(path: Path, size: Size, number_of_classes: int, with_masks: bool) -> list[Mark]:
-    if not path.is_file():  # YOLO's way of saying that nothing is there
+    if not path.exists():  # YOLO's way of saying that nothing is there
         return []
     marks = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -156,6 +176,8 @@ def _to_line(mark: Mark, size: Size, loss: ConversionLoss) -> str | None:
         again = from_polygon(corners, size)
         loss.mask(float((mask & again).sum() / (mask | again).sum()))
         numbers = (corners / (width, height)).ravel().tolist()
+        if mark.box is not None and mark.box != tight_box(replace(mark, box=None)):
+            loss.drop("boxes other than the mask's")
     elif mark.box is not None:
         x0, y0, x1, y1 = mark.box
         centre = [(x0 + x1) / 2 / width, (y0 + y1) / 2 / height]

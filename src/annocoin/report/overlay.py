@@ -70,9 +70,9 @@ def sheet(pictures: Sequence[Picture], columns: int, *, gap: int = 6) -> Picture
 
 def save(picture: Picture, path: Path) -> None:
     """Write a picture as PNG or JPEG, whole or not at all."""
-    if path.suffix not in (".png", ".jpg"):
+    if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise InputError(f"{path}: expected a name that ends in .png or .jpg")
-    _, data = cv2.imencode(path.suffix, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+    _, data = cv2.imencode(path.suffix.lower(), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     atomic.write_bytes(path, data.tobytes())
 
 

@@ -47,11 +47,9 @@ def write_synthetic(
         ]
         stems = [str(image.image_id) for image in labelled]
         cut = images - max(int(images * VAL_SHARE), int(images > 1))
-        voc.write(
-            LabelledImages.of(CLASSES, labelled, source=Path(folder)),
-            Path(out),
-            splits={"train": stems[:cut], "val": stems[cut:], "trainval": stems},
-        )
+        splits = {"train": stems[:cut], "val": stems[cut:], "trainval": stems}
+        dataset = LabelledImages.of(CLASSES, labelled, splits=splits, source=Path(folder))
+        voc.write(dataset, Path(out))
 
 
 def _save(scene: Scene, folder: Path, name: str) -> LabelledImage:
