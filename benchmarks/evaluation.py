@@ -114,8 +114,9 @@ def repeated(labelled: LabelledImages, images: int) -> LabelledImages:
     for i in range(images):
         image = labelled[i % len(labelled)]
         marks = image.annotation.only("mask")
-        renamed.append(replace(image, file_name=f"{i:06d}.jpg", annotation=marks))
-    return replace(labelled, images=tuple(renamed))
+        name = f"{i:06d}"
+        renamed.append(replace(image, image_id=name, file_name=f"{name}.jpg", annotation=marks))
+    return LabelledImages.of(labelled.classes, renamed, source=labelled.source)
 
 
 def invented(image: LabelledImage, count: int, rng: np.random.Generator) -> Instances:

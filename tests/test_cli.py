@@ -255,7 +255,7 @@ def test_an_interrupted_command_leaves_nothing(
             hidden.append(root)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("annocoin.data.voc._write_maps", interrupt)
+    monkeypatch.setattr("annocoin.data.voc_maps.write_maps", interrupt)
     outcome = annocoin("convert", voc, tmp_path / "out", "--to", "voc")
     assert outcome.code == 130
     assert outcome.err == "annocoin: interrupted; nothing half-written is left\n"

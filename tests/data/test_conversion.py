@@ -344,6 +344,12 @@ def test_splits_are_kept(scenes: Path, tmp_path: Path) -> None:
     write_dataset(before, tmp_path / "yolo", "yolo")
     after = load_labelled(tmp_path / "yolo")
     assert after.splits == {name: before.splits[name] for name in ("train", "val")}
+    write_dataset(before[5:], tmp_path / "part", "voc")
+    assert {name: len(ids) for name, ids in load_labelled(tmp_path / "part").splits.items()} == {
+        "train": 2,
+        "trainval": 3,
+        "val": 1,
+    }
     write_dataset(load_labelled(scenes, split="val"), tmp_path / "val", "yolo")
     assert len(load_labelled(tmp_path / "val", split="val")) == 1
     assert len(load_labelled(tmp_path / "val", split="train")) == 1  # the same under another name

@@ -120,7 +120,10 @@ class LabelledImages(Sequence[LabelledImage]):
     def __getitem__(self, index: slice) -> LabelledImages: ...
     def __getitem__(self, index: int | slice) -> LabelledImage | LabelledImages:
         if isinstance(index, slice):
-            return replace(self, images=self.images[index])
+            images = self.images[index]
+            ids = {image.image_id for image in images}
+            splits = {name: tuple(i for i in own if i in ids) for name, own in self.splits.items()}
+            return replace(self, images=images, splits=splits)
         return self.images[index]
 
 
