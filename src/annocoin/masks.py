@@ -95,28 +95,33 @@ def covered(counts: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray
     pixels, usual = np.full(len(counts), -1), np.zeros(len(counts), dtype=bool)
     if not whole.any():
         return pixels, usual
-    groups = np.frombuffer(b"".join(counts), dtype=np.uint8).astype(np.int64) - 48
+    groups = np.frombuffer(b"".join(counts), dtype=np.uint8) - np.uint8(48)  # below 48 wraps round
     ends = np.cumsum(lengths[whole]) - 1
-    last = (groups & 32) == 0
-    bad = np.zeros(len(groups), dtype=bool)
-    bad[ends] = ~last[ends]
-    last[ends] = True  # so that a broken string does not run into the next
-    starts = np.flatnonzero(np.concatenate(([True], last[:-1])))
-    place = np.arange(len(groups)) - np.repeat(starts, np.diff(np.append(starts, len(groups))))
-    bad |= (groups < 0) | (groups > 63) | (place > 6)
-    place = np.minimum(place, 6)
-    numbers = np.add.reduceat((groups & 31) << (5 * place), starts)
-    numbers -= np.where(groups[last] & 16, np.int64(1) << (5 * (place[last] + 1)), 0)
-    first_group = np.concatenate(([0], ends[:-1] + 1))
-    first = np.searchsorted(starts, first_group)  # where in `numbers` each string begins
-    index = np.arange(len(numbers)) - np.repeat(first, np.diff(np.append(first, len(numbers))))
+    begins = np.concatenate(([0], ends[:-1] + 1))
+    follows = (groups & 32) != 0
+    bad = groups > 63
+    bad[ends] |= follows[ends]
+    follows[ends] = False  # so that a broken string does not run into the next
+    stops = np.flatnonzero(~follows)
+    starts = np.concatenate(([0], stops[:-1] + 1))
+    extra = stops - starts  # groups after the first
+    bad[starts[extra > 6]] = True
+    numbers = (groups[starts] & 31).astype(np.int64)
+    longer = np.flatnonzero(extra)
+    for k in range(1, 7):
+        numbers[longer] |= (groups[starts[longer] + k] & 31).astype(np.int64) << (5 * k)
+        longer = longer[extra[longer] > k]
+    negative = (groups[stops] & 16) != 0
+    numbers[negative] -= np.int64(1) << (5 * np.minimum(extra[negative] + 1, 7))
+    first = np.searchsorted(starts, begins)  # where in `numbers` each string begins
+    many = np.diff(np.append(first, len(numbers)))
+    index = np.arange(len(numbers)) - np.repeat(first, many)
     runs = numbers.copy()
     for parity in (0, 1):
         chain = (index % 2 == parity) & (index > 0)
         sums = np.cumsum(np.where(chain, numbers, 0))
-        before = np.repeat(sums[first], np.diff(np.append(first, len(numbers))))
-        runs[chain] = (sums - before)[chain]  # a string's first number is in no chain
-    broken = np.logical_or.reduceat(bad, first_group) | (np.minimum.reduceat(runs, first) < 0)
+        runs[chain] = (sums - np.repeat(sums[first], many))[chain]  # the first is in no chain
+    broken = np.logical_or.reduceat(bad, begins) | (np.minimum.reduceat(runs, first) < 0)
     pixels[whole] = np.where(broken, -1, np.add.reduceat(runs, first))
     usual[whole] = ~np.logical_or.reduceat((runs == 0) & (index > 0), first)
     return pixels, usual
