@@ -60,7 +60,8 @@ def evaluate_command(
         str, typer.Option(metavar="chainercv|sds|bbtp|coco", help="How AP is computed.")
     ] = "chainercv",
     iou: Annotated[
-        list[float] | None, typer.Option(help="Threshold; repeatable. Default .25 .5 .7 .75.")
+        list[float] | None,
+        typer.Option(metavar="T", help="Threshold; repeatable. Default .25 .5 .7 .75."),
     ] = None,
     split: Split = None,
     kind: KindOption = None,

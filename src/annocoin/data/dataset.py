@@ -91,8 +91,7 @@ class LabelledImages(Sequence[LabelledImage]):
             if not name or name != name.strip() or not name.isprintable():
                 raise InputError(f"{source}: class name {name!r}; expected plain text")
         numbers = range(1, len(classes) + 1) if category_ids is None else category_ids
-        there = {image.image_id for image in images}
-        lists = {name: tuple(i for i in ids if i in there) for name, ids in (splits or {}).items()}
+        lists = _of_these(splits or {}, images)
         return cls(tuple(classes), tuple(numbers), tuple(images), split, lists, source)
 
     def stems(self) -> list[str]:
@@ -121,9 +120,7 @@ class LabelledImages(Sequence[LabelledImage]):
     def __getitem__(self, index: int | slice) -> LabelledImage | LabelledImages:
         if isinstance(index, slice):
             images = self.images[index]
-            ids = {image.image_id for image in images}
-            splits = {name: tuple(i for i in own if i in ids) for name, own in self.splits.items()}
-            return replace(self, images=images, splits=splits)
+            return replace(self, images=images, splits=_of_these(self.splits, images))
         return self.images[index]
 
 
@@ -256,6 +253,14 @@ def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
     place = _only_box if supervision == "box" else _only_point
     marks = tuple(Mark(mark.label) if mark.crowd else place(mark) for mark in annotation)
     return Annotation(annotation.size, marks)
+
+
+def _of_these(
+    splits: Mapping[str, Sequence[ImageId]], images: Sequence[LabelledImage]
+) -> dict[str, tuple[ImageId, ...]]:
+    """The lists, without the images that are not there."""
+    there = {image.image_id for image in images}
+    return {name: tuple(i for i in ids if i in there) for name, ids in splits.items()}
 
 
 def tight_box(mark: Mark) -> Box | None:
