@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from annocoin.data.images import read_image
-from annocoin.regions.boundaries import BoundaryNet
+from annocoin.regions.network import BoundaryNet
 
 AGREE = 0.3
 CROP = 320

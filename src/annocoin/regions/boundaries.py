@@ -1,81 +1,102 @@
-"""Boundary detector: from an image to the probability of an object boundary at every pixel.
+"""Boundary detectors: from an image to the probability of an object boundary at every pixel.
 
-A small network of our own (a MobileNetV2 encoder, a feature pyramid, a stem at full resolution),
-trained on BSDS500 by `tools/train_boundaries.py`; its weights are part of the package.
+The network of `network.py` was trained on BSDS500 by `tools/train_boundaries.py`; its weights are
+part of the package (`boundaries.safetensors`, card in `boundaries.md`). The gradient of Lab colours
+is the classical alternative.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import resources
+from typing import Literal
 
+import cv2
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torchvision.models import mobilenet_v2
+from safetensors.torch import load as load_safetensors
 
-TAPS = (1, 3, 6, 13, 17)
-"""Layers of MobileNetV2 whose outputs have strides 2, 4, 8, 16, 32."""
+from annocoin.errors import InputError
+from annocoin.regions.network import BoundaryNet
 
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
+Image = npt.NDArray[np.uint8]
+Maps = npt.NDArray[np.float32]
+
+SCALES = (0.5, 1.0, 1.5)
+"""Sizes at which the image is looked at; the largest finds small objects."""
+
+MAX_SIDE = 800
+"""Longer images are looked at in this length, and the maps enlarged again."""
 
 
-class BoundaryNet(nn.Module):
-    """Images [N, 3, H, W] in 0..1 to boundary logits [N, 1, H, W].
+class BoundaryDetector:
+    """Image to boundary maps. Made once, called for many images.
 
-    The encoder's batch normalisation keeps its ImageNet statistics, in training too.
+    Args:
+        kind: "network", or "gradient" (multi-scale Lab gradient, which needs no weights).
+        scales: factors by which the image is resized; one map each.
+
+    Example:
+        >>> detector = BoundaryDetector("gradient", scales=(1.0,))
+        >>> halves = np.zeros((20, 30, 3), np.uint8)
+        >>> halves[:, 15:] = 255
+        >>> maps = detector(halves)
+        >>> maps.shape, int(maps[0, 10].argmax()) in (14, 15)
+        ((1, 20, 30), True)
     """
 
-    def __init__(self, width: int = 32, stem: int = 12, head: int = 16) -> None:
-        super().__init__()
-        self.encoder = mobilenet_v2(weights=None).features[: TAPS[-1] + 1]
-        channels = (16, 24, 32, 96, 320)
-        self.lateral = nn.ModuleList(nn.Conv2d(c, width, 1) for c in channels)
-        self.smooth = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in channels)
-        self.side = nn.ModuleList(nn.Conv2d(width, 1, 1) for _ in channels)
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, stem, 3, padding=1), nn.ReLU(), nn.Conv2d(stem, stem, 3, padding=1)
-        )
-        self.reduce = nn.Conv2d(width, head, 1)
-        self.head = nn.Sequential(
-            nn.ReLU(),
-            nn.Conv2d(head + stem, head, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(head, 1, 3, padding=1),
-        )
+    def __init__(
+        self,
+        kind: Literal["network", "gradient"] = "network",
+        scales: Sequence[float] = SCALES,
+    ) -> None:
+        if kind not in ("network", "gradient"):
+            raise InputError(f"boundary detector {kind!r}; expected network or gradient")
+        self.kind = kind
+        self.scales = tuple(scales)
+        self._net = _load_network() if kind == "network" else None
 
-    def train(self, mode: bool = True) -> BoundaryNet:
-        super().train(mode)
-        self.encoder.eval()
-        return self
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.with_sides(images)[0]
-
-    def with_sides(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The logits, and for training those of every level of the pyramid, coarse ones last."""
-        x = (images - images.new_tensor(MEAN).view(3, 1, 1)) / images.new_tensor(STD).view(3, 1, 1)
-        levels = []
-        features = x
-        for i, layer in enumerate(self.encoder):
-            features = layer(features)
-            if i in TAPS:
-                levels.append(features)
-        pyramid: list[Tensor] = []
-        top: Tensor | None = None
-        for level, lateral, smooth in zip(
-            reversed(levels), reversed(self.lateral), reversed(self.smooth), strict=True
-        ):
-            own = lateral(level)
-            if top is not None:
-                own = own + _resize(top, own.shape[-2:])
-            top = F.relu(smooth(own)) + own
-            pyramid.insert(0, top)
-        fine = _resize(self.reduce(pyramid[0]), images.shape[-2:])
-        logits = self.head(torch.cat([fine, self.stem(x)], dim=1))
-        sides = [side(level) for side, level in zip(self.side, pyramid, strict=True)]
-        return logits, sides
+    def __call__(self, image: Image) -> Maps:
+        """Boundary probabilities of an RGB image [H, W, 3]: float32 [len(scales), H, W] in 0..1."""
+        height, width = image.shape[:2]
+        fit = min(1.0, MAX_SIDE / max(height, width))
+        maps = np.empty((len(self.scales), height, width), dtype=np.float32)
+        for found, scale in zip(maps, self.scales, strict=True):
+            size = [max(1, round(side * fit * scale)) for side in (width, height)]
+            method = cv2.INTER_AREA if fit * scale < 1 else cv2.INTER_LINEAR
+            resized = np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
+            probability = _gradient(resized) if self._net is None else _predict(self._net, resized)
+            found[:] = cv2.resize(probability, (width, height), interpolation=cv2.INTER_LINEAR)
+        return np.clip(maps, 0, 1, out=maps)
 
 
-def _resize(x: Tensor, size: Sequence[int]) -> Tensor:
-    return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
+def _load_network() -> BoundaryNet:
+    data = resources.files("annocoin.regions").joinpath("boundaries.safetensors").read_bytes()
+    weights = {name: value.float() for name, value in load_safetensors(data).items()}
+    net = BoundaryNet()
+    missing, unexpected = net.load_state_dict(weights, strict=False)
+    if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
+        raise ValueError(f"boundaries.safetensors does not fit: {missing} {unexpected}")
+    return net.eval().to(memory_format=torch.channels_last)
+
+
+@torch.inference_mode()
+def _predict(net: BoundaryNet, image: Image) -> Maps:
+    pixels = torch.from_numpy(image.astype(np.float32) / 255).permute(2, 0, 1)[None]
+    logits = net(pixels.to(memory_format=torch.channels_last))
+    probability: Maps = logits[0, 0].sigmoid().numpy()
+    return probability
+
+
+def _gradient(image: Image) -> Maps:
+    """Gradient magnitude of the Lab colours, the strongest of three widths, as 1 - exp(-g / 15)."""
+    lab = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2Lab)
+    strongest = np.zeros(image.shape[:2], dtype=np.float32)
+    for sigma in (1.0, 2.0, 4.0):
+        smooth = cv2.GaussianBlur(lab, (0, 0), sigma, borderType=cv2.BORDER_REPLICATE)
+        across = cv2.Sobel(smooth, cv2.CV_32F, 1, 0, borderType=cv2.BORDER_REPLICATE) / 8
+        down = cv2.Sobel(smooth, cv2.CV_32F, 0, 1, borderType=cv2.BORDER_REPLICATE) / 8
+        magnitude = np.sqrt((across**2 + down**2).sum(axis=2)) * sigma
+        strongest = np.maximum(strongest, magnitude)
+    return np.asarray(1 - np.exp(-strongest / 15), dtype=np.float32)

@@ -1,0 +1,106 @@
+"""The training script on a data set of two images that it finds in BSDS500's own layout."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torchvision.models import mobilenet_v2
+
+from annocoin.regions.network import BoundaryNet
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "train_boundaries.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_boundaries", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def bsds(tmp_path: Path) -> Path:
+    for split in ("train", "val"):
+        (tmp_path / "images" / split).mkdir(parents=True)
+        (tmp_path / "groundTruth" / split).mkdir(parents=True)
+        pixels = np.zeros((90, 120, 3), np.uint8)
+        pixels[:, 60:] = 200
+        Image.fromarray(pixels).save(tmp_path / "images" / split / "1.jpg")
+        lines = np.zeros((90, 120), np.uint8)
+        lines[:, 60] = 1
+        cell = np.empty((1, 2), dtype=object)
+        for i in range(2):
+            cell[0, i] = {"Segmentation": lines + 1, "Boundaries": lines}
+        scipy.io.savemat(tmp_path / "groundTruth" / split / "1.mat", {"groundTruth": cell})
+    return tmp_path
+
+
+def test_the_script_trains_and_writes_weights_that_fit(
+    script: ModuleType, bsds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(mobilenet_v2(weights=None).state_dict(), tmp_path / "encoder.pth")
+    out = tmp_path / "out.safetensors"
+    words = [bsds, "--encoder", tmp_path / "encoder.pth", "--out", out]
+    words += ["--minutes", 0.02, "--batch", 1, "--threads", 1]
+    monkeypatch.setattr(sys, "argv", ["train", *map(str, words)])
+    script.main()
+    weights = load_file(out)
+    assert {value.dtype for value in weights.values()} == {torch.float16}
+    missing, unexpected = BoundaryNet().load_state_dict(weights, strict=False)
+    assert unexpected == []
+    assert all(name.endswith("num_batches_tracked") for name in missing)
+
+
+def test_agreement_counts_neighbours_and_leaves_doubt_out(script: ModuleType) -> None:
+    first, second, third = (np.zeros((5, 7), np.uint8) for _ in range(3))
+    first[:, 2] = 1
+    second[:, 3] = 1  # the same line, one pixel off
+    third[0, 6] = 1
+    share = script.agreement([first, second, third])
+    assert share[3, 2] == pytest.approx(2 / 3)
+    assert share[3, 3] == pytest.approx(2 / 3)
+    assert 0 < share[3, 1] < script.AGREE  # beside a line: not counted
+    assert share[3, 5] == 0
+    assert share[0, 6] == pytest.approx(1 / 3)
+
+
+def test_the_loss_prefers_the_truth(script: ModuleType) -> None:
+    targets = torch.zeros(1, 1, 8, 8)
+    targets[..., 4] = 1.0
+    targets[..., 3] = 0.01
+    right = torch.where(targets >= script.AGREE, 6.0, -6.0)
+    doubtful = torch.where(targets > 0, 6.0, -6.0)
+    assert script.loss(right, targets) < 0.05
+    assert script.loss(-right, targets) > 2
+    assert script.loss(doubtful, targets) == pytest.approx(float(script.loss(right, targets)))
+    assert torch.isfinite(script.loss(right, torch.zeros(1, 1, 8, 8)))
+
+
+def test_augmentation_keeps_image_and_lines_together(script: ModuleType) -> None:
+    image = torch.zeros(3, 200, 300, dtype=torch.uint8)
+    image[:, :, 150:] = 255
+    target = torch.zeros(1, 200, 300)
+    target[:, :, 150] = 1
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        crop, lines = script.augment(image, target, rng)
+        assert crop.shape == (3, script.CROP, script.CROP)
+        assert lines.shape == (1, script.CROP, script.CROP)
+        if lines.max() == 1:
+            step = crop[0].diff(dim=0).abs().sum(0), crop[0].diff(dim=1).abs().sum(1)
+            axis = int(step[0].sum() < step[1].sum())
+            profile = crop[0].diff(dim=axis).abs().sum(1 - axis)
+            where = lines[0].amax(1 - axis).nonzero().float().mean()
+            assert abs(float(profile.argmax()) - float(where)) <= 3
