@@ -27,7 +27,7 @@ def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
         return None
     outline: npt.NDArray[Any] = parts.pop(0)
     latest = outline
-    gaps = np.full(len(parts), np.inf)
+    gaps: npt.NDArray[Any] = np.full(len(parts), np.inf)
     while parts:  # always the part that is nearest to what is joined already
         distance, _ = cKDTree(latest).query(np.concatenate(parts))
         starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
