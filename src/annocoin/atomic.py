@@ -62,6 +62,12 @@ def new_directory(path: Path) -> Iterator[Path]:
         raise
 
 
+def refuse_input(out: Path, *inputs: Path | None) -> None:
+    """Raise if writing to `out` would destroy what is being read."""
+    if any(path is not None and out.resolve() == path.resolve() for path in inputs):
+        raise InputError(f"{out}: that is the input; write to another place")
+
+
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Errors name the file that was asked for, not the temporary one."""

@@ -72,7 +72,7 @@ def evaluate_command(
     """Average precision of predicted instances against the true masks of a dataset."""
     problems = Problems(skip_bad)
     if json is not None:
-        _not_the_input(json, predictions, dataset)
+        atomic.refuse_input(json, predictions, dataset)
     truth = loading.load_evaluation(
         dataset, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
     )
@@ -104,7 +104,7 @@ def convert_command(
 ) -> None:
     """Rewrite a dataset, or predictions for one, in another format."""
     problems = Problems(skip_bad)
-    _not_the_input(out, source, dataset)
+    atomic.refuse_input(out, source, dataset)
     labelled = _load(dataset or source, split, kind, images, problems)
     if dataset is not None:
         labelled = with_predictions(labelled, source, problems)
@@ -210,11 +210,6 @@ def main() -> None:
 def _fail(message: str) -> NoReturn:
     print(f"annocoin: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
-
-
-def _not_the_input(out: Path, *inputs: Path | None) -> None:
-    if any(path is not None and out.resolve() == path.resolve() for path in inputs):
-        raise InputError(f"{out}: that is the input; write to another place")
 
 
 def _load(

@@ -162,14 +162,21 @@ def from_json(segmentation: Any, size: Size, where: str, *, check: bool = True) 
     return _usual(rle, size, where) if check else rle
 
 
+def far(size: Size) -> int:
+    """How far from the image a polygon's corner may lie, in pixels.
+
+    Rasterisers walk along every edge, so a far-away corner would cost unbounded time and memory.
+    """
+    return 4 * max(size) + 64
+
+
 def to_json(rle: RLE) -> dict[str, Any]:
     """The RLE as JSON holds it, with `counts` as text."""
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
 
 
 def _from_polygons(polygons: list[Any], size: Size, where: str) -> RLE:
-    # The rasteriser walks along every edge, so a far-away corner would cost unbounded memory.
-    reach = 4 * max(size) + 64
+    reach = far(size)
     for polygon in polygons:
         numbers = isinstance(polygon, list) and all(
             isinstance(value, int | float) and abs(value) <= reach for value in polygon

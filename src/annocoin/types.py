@@ -244,7 +244,7 @@ class Instances:
         marks = tuple(
             Mark(
                 label=int(self.labels[i]),
-                box=_box_or_none(self.boxes[i].tolist(), self.size),
+                box=clip_box(self.boxes[i].tolist(), self.size),
                 mask=self.masks[i],
                 crowd=bool(self.crowd[i]),
                 score=float(self.scores[i]),
@@ -253,6 +253,13 @@ class Instances:
             for i in range(len(self))
         )
         return Annotation(self.size, marks)
+
+
+def clip_box(box: Sequence[float], size: Size) -> Box | None:
+    """The part of a box that lies in the image; None if there is none."""
+    x0, y0, x1, y1 = (float(value) for value in box)
+    x0, y0, x1, y1 = max(x0, 0.0), max(y0, 0.0), min(x1, float(size[1])), min(y1, float(size[0]))
+    return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
 
 
 def _as_rles(masks: Sequence[RLE] | Tensor | np.ndarray[Any, Any], size: Size) -> tuple[RLE, ...]:
@@ -286,9 +293,3 @@ def _rows(rows: Sequence[tuple[float, ...] | None], width: int) -> Tensor:
     missing = (math.nan,) * width
     values = [missing if row is None else row for row in rows]
     return torch.tensor(values, dtype=torch.float64).reshape(len(values), width)
-
-
-def _box_or_none(box: Sequence[float], size: Size) -> Box | None:
-    """The part of a box inside the image; None if there is none."""
-    x0, y0, x1, y1 = max(box[0], 0.0), max(box[1], 0.0), min(box[2], size[1]), min(box[3], size[0])
-    return (x0, y0, x1, y1) if x1 > x0 and y1 > y0 else None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from annocoin.errors import InputError, brief
 from annocoin.masks import Size
-from annocoin.types import Box, Point
+from annocoin.types import Box, Point, clip_box
 
 T = TypeVar("T")
 
@@ -39,14 +39,12 @@ def read_json(path: Path) -> Any:
 
 
 def field(entry: Any, key: str, kind: type[T], where: str) -> T:
-    """`entry[key]`, which must be there and of that kind (an int will do for a float)."""
+    """`entry[key]`, which must be there and of that kind."""
     if not isinstance(entry, dict):
         raise InputError(f"{where}: found {brief(entry)}; expected an object with {key!r}")
     if key not in entry:
         raise InputError(f"{where}: no {key!r}; found the keys {brief(list(entry))}")
     value = entry[key]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InputError(f"{where}: {key} is {brief(value)}; expected {kind.__name__}")
     return value
@@ -65,13 +63,11 @@ def finite(value: Any, where: str) -> float:
 
 def clipped_box(box: Sequence[float], size: Size, where: str) -> Box:
     """The part of the box that lies in the image; none is an error."""
-    height, width = size
-    x0, y0, x1, y1 = (float(value) for value in box)
-    clipped = (max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height)))
-    if not (clipped[0] < clipped[2] and clipped[1] < clipped[3]):
+    clipped = clip_box(box, size)
+    if clipped is None:
         raise InputError(
-            f"{where}: box {[round(v, 2) for v in box]} (x0, y0, x1, y1) is empty or outside "
-            f"the image of {width} x {height}"
+            f"{where}: box {[round(float(v), 2) for v in box]} (x0, y0, x1, y1) is empty or "
+            f"outside the image of {size[1]} x {size[0]}"
         )
     return clipped
 

@@ -36,7 +36,13 @@ def read(
 
     Segmentations are dropped unless `with_masks`.
     """
-    content = read_json(path)
+    return from_content(read_json(path), path, images_folder, with_masks, problems)
+
+
+def from_content(
+    content: Any, path: Path, images_folder: Path | None, with_masks: bool, problems: Problems
+) -> LabelledImages:
+    """The same, of a file that was read already."""
     for key in ("images", "categories", "annotations"):
         field(content, key, list, str(path))
     categories = sorted(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from annocoin.atomic import refuse_input
 from annocoin.data import coco, folder, labelme, voc, yolo
 from annocoin.data.conversion_loss import ConversionLoss
 from annocoin.data.dataset import LabelledImages
@@ -30,8 +31,7 @@ def write_dataset(labelled: LabelledImages, out: str | Path, to: Format) -> Conv
         raise InputError(f"format {to!r}; expected one of {', '.join(get_args(Format))}")
     if to == "coco" and out.suffix != ".json":
         raise InputError(f"{out}: COCO is one file; give a name that ends in .json")
-    if labelled.source is not None and out.resolve() == labelled.source.resolve():
-        raise InputError(f"{out}: that is the input; write to another place")
+    refuse_input(out, labelled.source)
     return _WRITERS[to](labelled, out)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial import cKDTree
 
-from annocoin.masks import Size
+from annocoin.masks import Size, far
 
 Corners = npt.NDArray[np.float64]
 
@@ -41,7 +41,7 @@ def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
 
 def from_polygon(corners: Corners, size: Size) -> npt.NDArray[np.bool_]:
     """The mask [H, W] that the polygon [M, 2] outlines, as far as it lies in the image."""
-    reach = 4 * max(size) + 64  # what lies outside is cut off; this only bounds the numbers
+    reach = far(size)  # what lies outside is cut off; this only bounds the numbers
     pixels = np.clip(np.floor(corners), -reach, reach).astype(np.int32)
     mask = np.zeros(size, dtype=np.uint8)
     cv2.fillPoly(mask, [pixels], 1)

@@ -39,7 +39,7 @@ def read_predictions(
     if isinstance(content, list):
         return _Known(labelled).read(content, str(path), problems)
     if isinstance(content, dict) and {"images", "annotations"} <= content.keys():
-        return _read_dataset(path, labelled, problems)
+        return _read_dataset(content, path, labelled, problems)
     raise InputError(
         f"{path}: found {brief(content)}; expected a list of COCO results, a COCO dataset "
         "or a folder of prediction files"
@@ -192,9 +192,9 @@ def _to_row(
 
 
 def _read_dataset(
-    path: Path, dataset: LabelledImages, problems: Problems
+    content: dict[str, Any], path: Path, dataset: LabelledImages, problems: Problems
 ) -> dict[ImageId, Instances]:
-    given = coco.read(path, None, True, problems)
+    given = coco.from_content(content, path, None, True, problems)
     ids = _by_file_name(dataset)
     sizes = {image.image_id: image.annotation.size for image in dataset}
     found: dict[ImageId, Instances] = {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,8 +59,7 @@ def join_masks(
             if k in rles:
                 raise InputError(f"{where}: object {k} has no class, in the XML or the class map")
             continue
-        known: dict[str, Any] = vars(said) if said else {}
-        joined.append(Mark(**{**known, "label": label, "mask": rles.get(k)}))
+        joined.append(replace(said or Mark(label), label=label, mask=rles.get(k)))
         listed.append(said.label if said else label)
     return joined, tuple(listed)
 
@@ -98,6 +98,7 @@ def _read_map(path: Path, size: Size) -> npt.NDArray[np.uint8]:
     return values
 
 
+@cache
 def _palette() -> npt.NDArray[np.uint8]:
     """VOC's colours [256, 3]: the bits of the index, dealt out to red, green and blue in turn."""
     index = np.arange(256)

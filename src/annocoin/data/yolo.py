@@ -63,28 +63,30 @@ def read(root: Path, split: str | None, with_masks: bool, problems: Problems) ->
 def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
     """Write a new YOLO folder, images copied; tags and points have no place in it."""
     loss = ConversionLoss()
+    splits = _splits_by_image(labelled)
     with new_directory(out) as root:
-        used: set[str] = set()
         pairs = list(zip(labelled, labelled.stems(), strict=True))
         for image, stem in track(pairs, "writing YOLO"):
-            split = _split_of(image.image_id, labelled)
-            used.add(split)
+            split = splits[image.image_id]
             for folder in ("images", "labels"):
                 (root / folder / split).mkdir(parents=True, exist_ok=True)
             copy_image(image.image_path(), root / "images" / split, stem)
             lines = [_to_line(mark, image.annotation.size, loss) for mark in image.annotation]
             text = "".join(f"{line}\n" for line in lines if line)
             (root / "labels" / split / f"{stem}.txt").write_text(text, encoding="utf-8")
-        (root / "data.yaml").write_text(_to_yaml(used, labelled.classes), encoding="utf-8")
+        (root / "data.yaml").write_text(
+            _to_yaml(set(splits.values()), labelled.classes), encoding="utf-8"
+        )
     return loss
 
 
-def _split_of(image_id: ImageId, labelled: LabelledImages) -> str:
-    """train, val or test: by the lists, or by the name of the one list."""
-    for split in reversed(_SPLITS):
-        if image_id in labelled.splits.get(split, ()) or split in (labelled.split or ""):
-            return split
-    return "train"
+def _splits_by_image(labelled: LabelledImages) -> dict[ImageId, str]:
+    """train, val or test: by the lists (the last that has it), or by the name of the only one."""
+    named = [split for split in _SPLITS if split in (labelled.split or "")]
+    found = dict.fromkeys((image.image_id for image in labelled), named[-1] if named else "train")
+    for split in _SPLITS:
+        found.update(dict.fromkeys(labelled.splits.get(split, ()), split))
+    return found
 
 
 def _to_yaml(used: set[str], classes: tuple[str, ...]) -> str:
