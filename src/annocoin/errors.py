@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,13 @@ class Problems:
             if not self.skip:
                 raise
             self.skipped.append(one_line(error))
+
+
+def check_choice(what: str, value: str, choices: Iterable[str]) -> None:
+    """Raise unless `value` is one of the choices that a user has."""
+    known = list(choices)
+    if value not in known:
+        raise InputError(f"{what} {value!r}; expected one of {', '.join(known)}")
 
 
 def one_line(error: InputError | OSError) -> str:

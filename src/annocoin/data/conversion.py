@@ -12,7 +12,7 @@ from annocoin.data import coco, folder, labelme, voc, yolo
 from annocoin.data.conversion_loss import ConversionLoss
 from annocoin.data.dataset import LabelledImages
 from annocoin.data.predictions import read_predictions, write_predictions
-from annocoin.errors import InputError, Problems
+from annocoin.errors import InputError, Problems, check_choice
 from annocoin.types import Annotation
 
 Format = Literal["coco", "voc", "yolo", "labelme", "folder", "results"]
@@ -27,8 +27,7 @@ def write_dataset(labelled: LabelledImages, out: str | Path, to: Format) -> Conv
         to: the format; "results" are instances as `read_predictions` takes them.
     """
     out = Path(out)
-    if to not in _WRITERS:
-        raise InputError(f"format {to!r}; expected one of {', '.join(get_args(Format))}")
+    check_choice("format", to, get_args(Format))
     if to == "coco" and out.suffix != ".json":
         raise InputError(f"{out}: COCO is one file; give a name that ends in .json")
     refuse_input(out, labelled.source)

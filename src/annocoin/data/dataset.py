@@ -17,7 +17,7 @@ import numpy.typing as npt
 from annocoin import masks
 from annocoin.data.checks import unique
 from annocoin.data.images import read_image
-from annocoin.errors import InputError, Problems
+from annocoin.errors import InputError, Problems, check_choice
 from annocoin.types import Annotation, Box, Instances, Mark
 
 ImageId = str | int
@@ -241,10 +241,7 @@ def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
     point deepest inside). mixed: every mark as it is. A mark that cannot say what is asked for, and
     a crowd, which is no single object, becomes a tag.
     """
-    if supervision not in get_args(Supervision):
-        raise InputError(
-            f"supervision {supervision!r}; expected one of {', '.join(get_args(Supervision))}"
-        )
+    check_choice("supervision", supervision, get_args(Supervision))
     if supervision == "mixed":
         return annotation
     if supervision == "image":

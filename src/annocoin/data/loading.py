@@ -14,7 +14,7 @@ from annocoin.data.dataset import (
     WeakDataset,
     weak_dataset,
 )
-from annocoin.errors import InputError, Problems
+from annocoin.errors import InputError, Problems, check_choice
 
 DatasetKind = Literal["voc", "coco", "folder", "yolo", "labelme"]
 
@@ -109,6 +109,7 @@ def _read(
     with_masks: Masks,
     problems: Problems,
 ) -> LabelledImages:
+    check_choice("kind", kind, get_args(DatasetKind))
     if kind in ("coco", "labelme") and split is not None:
         raise InputError(f"{path}: a {kind} dataset has no split lists; leave out --split")
     if kind == "voc":
@@ -121,9 +122,7 @@ def _read(
         return folder.read(path, split, problems)
     if kind == "yolo":
         return yolo.read(path, split, with_masks != "never", problems)
-    if kind == "labelme":
-        return labelme.read(path, with_masks != "never", problems)
-    raise InputError(f"kind {kind!r}; expected one of {', '.join(get_args(DatasetKind))}")
+    return labelme.read(path, with_masks != "never", problems)
 
 
 def recognise(path: Path) -> DatasetKind:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from annocoin.errors import InputError
+from annocoin.errors import check_choice
 from annocoin.evaluation.average_precision import (
     Bools,
     Floats,
@@ -55,6 +55,5 @@ PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _ALL}
 
 def protocol_named(name: str) -> Protocol:
     """The protocol of that name."""
-    if name not in PROTOCOLS:
-        raise InputError(f"protocol {name!r}; expected one of {', '.join(get_args(ProtocolName))}")
+    check_choice("protocol", name, PROTOCOLS)
     return PROTOCOLS[name]
