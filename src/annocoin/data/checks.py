@@ -61,6 +61,18 @@ def finite(value: Any, where: str) -> float:
     return number
 
 
+def numbers(
+    entry: dict[str, Any], key: str, count: int, expected: str, where: str
+) -> list[float] | None:
+    """The `count` finite numbers of the list `entry[key]`; None if it is not there."""
+    if entry.get(key) is None:
+        return None
+    found = [finite(value, f"{where}: {key}") for value in field(entry, key, list, where)]
+    if len(found) != count:
+        raise InputError(f"{where}: {key} is {brief(entry[key])}; expected {expected}")
+    return found
+
+
 def clipped_box(box: Sequence[float], size: Size, where: str) -> Box:
     """The part of the box that lies in the image; none is an error."""
     clipped = clip_box(box, size)

@@ -17,6 +17,7 @@ from annocoin.data.checks import (
     clipped_box,
     field,
     finite,
+    numbers,
     read_json,
     unique,
 )
@@ -150,18 +151,12 @@ def _to_mark(
     category = field(entry, "category_id", int, where)
     if category not in labels:
         raise InputError(f"{where}: category_id {category}; expected one of {brief(list(labels))}")
-    numbers = {
-        key: [finite(value, f"{where}: {key}") for value in field(entry, key, list, where)]
-        for key in ("bbox", "point")
-        if entry.get(key) is not None
-    }
-    for key, length in (("bbox", 4), ("point", 2)):
-        if len(numbers.get(key, range(length))) != length:
-            raise InputError(f"{where}: {key} is {brief(entry[key])}; expected {length} numbers")
+    bbox = numbers(entry, "bbox", 4, "4 numbers", where)
+    point = numbers(entry, "point", 2, "2 numbers", where)
     segmentation = entry.get("segmentation")
     box = None
-    if "bbox" in numbers:
-        x, y, width, height = numbers["bbox"]
+    if bbox is not None:
+        x, y, width, height = bbox
         if (
             width > 0 and height > 0
         ) or not segmentation:  # beside a mask, an empty box says nothing
@@ -171,7 +166,7 @@ def _to_mark(
     return Mark(
         label=labels[category],
         box=box,
-        point=checked_point(numbers["point"], size, where) if "point" in numbers else None,
+        point=None if point is None else checked_point(point, size, where),
         mask=masks.from_json(segmentation, size, where) if segmentation else None,
         crowd=bool(entry.get("iscrowd")),
         difficult=bool(entry.get("difficult")),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from annocoin import masks
 from annocoin.atomic import new_directory, write_json
 from annocoin.data import coco
-from annocoin.data.checks import field, finite, label_of, read_json
+from annocoin.data.checks import field, finite, label_of, numbers, read_json
 from annocoin.data.dataset import EvaluationDataset, ImageId, LabelledImages
 from annocoin.errors import InputError, Problems, brief
 from annocoin.masks import RLE, Size
@@ -176,12 +176,9 @@ def _to_row(
         raise InputError(f"{where}: category_id {category}; expected {brief(list(labels))}")
     score = finite(field(entry, "score", object, where), f"{where}: score")
     confidence = entry.get("confidence")
-    box = entry.get("bbox")
+    box = numbers(entry, "bbox", 4, "x, y, width, height", where)
     if box is not None:
-        numbers = [finite(value, f"{where}: bbox") for value in field(entry, "bbox", list, where)]
-        if len(numbers) != 4:
-            raise InputError(f"{where}: bbox is {brief(box)}; expected x, y, width, height")
-        box = [*numbers[:2], numbers[0] + numbers[2], numbers[1] + numbers[3]]
+        box = [*box[:2], box[0] + box[2], box[1] + box[3]]
     return _Row(
         label=labels[category],
         score=score,
@@ -211,8 +208,8 @@ def _read_dataset(
                 )
             instances = image.annotation.instances()
             names = [given.classes[label - 1] for label in instances.labels.tolist()]
-            numbers = [label_of(name, dataset.classes, where) for name in names]
-            instances.labels = instances.labels.new_tensor(numbers)
+            labels = [label_of(name, dataset.classes, where) for name in names]
+            instances.labels = instances.labels.new_tensor(labels)
             if len(instances):
                 found[image_id] = instances
     return found
