@@ -10,7 +10,7 @@ import annocoin
 SOURCE = Path(annocoin.__file__).parent
 ROOMS = ["data", "regions", "seeds", "conditional", "prediction", "objective", "training",
          "baselines", "evaluation", "report"]  # fmt: skip
-FREE = {"cli", "demo", "__init__", "__main__"}  # these see all
+FREE = {"demo", "__init__", "__main__"}  # these, and the command line, see all
 
 
 def imported_rooms(path: Path) -> set[str]:
@@ -29,7 +29,7 @@ def test_no_room_imports_one_to_its_right() -> None:
     for path in SOURCE.rglob("*.py"):
         inner = path.relative_to(SOURCE).parts
         room = inner[0] if len(inner) > 1 else None
-        if room is None and path.stem in FREE:
+        if room == "cli" or (room is None and path.stem in FREE):
             continue
         allowed = set(ROOMS[: ROOMS.index(room) + 1]) if room else set()
         assert imported_rooms(path) <= allowed, path

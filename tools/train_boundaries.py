@@ -4,21 +4,24 @@
 
 BSDS500 holds `images/{train,val}` and `groundTruth/{train,val}`. A pixel is a boundary where at
 least 30 % of the annotators say so, none where nobody does, and is not counted in between.
-`--minutes` is the length of the training; the learning rate falls over that time.
+`--minutes` is the length of the training; the learning rate falls over that time. `--start` goes on
+from weights that an earlier run wrote. What is saved is a running average of the weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import scipy.io
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,6 +30,13 @@ from annocoin.regions.network import BoundaryNet
 
 AGREE = 0.3
 CROP = 320
+SCALES = (0.55, 1.6)
+NOT_COUNTED = 0.01
+"""A share of annotators that is neither a boundary nor none."""
+
+AVERAGE = 0.998
+"""How much of the running average of the weights each step keeps."""
+
 Example = tuple[Tensor, Tensor]
 
 
@@ -36,10 +46,13 @@ def main() -> None:
     )
     parser.add_argument("data", type=Path, metavar="BSDS500")
     parser.add_argument("--encoder", type=Path, required=True, help="torchvision's MobileNetV2")
+    parser.add_argument("--start", type=Path, help="weights of an earlier run")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--splits", nargs="+", default=["train", "val"])
     parser.add_argument("--minutes", type=float, default=40)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=2e-3, help="learning rate of the decoder")
+    parser.add_argument("--bf16", action="store_true", help="faster where the processor has it")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -52,16 +65,20 @@ def main() -> None:
     encoder = {k.removeprefix("features."): v for k, v in weights.items() if "features." in k}
     known = net.encoder.state_dict()
     net.encoder.load_state_dict({k: v for k, v in encoder.items() if k in known})
+    if options.start is not None:
+        start = {name: value.float() for name, value in load_file(options.start).items()}
+        net.load_state_dict(start, strict=False)
     train(net, examples, options)
 
 
 def train(net: BoundaryNet, examples: list[Example], options: argparse.Namespace) -> None:
     """Run until the time is over; the weights are saved every two minutes and at the end."""
     net.train().to(memory_format=torch.channels_last)
+    average = copy.deepcopy(net)
     rest = [p for name, p in net.named_parameters() if not name.startswith("encoder.")]
     groups: list[dict[str, Any]] = [
-        {"params": rest, "peak": 2e-3},
-        {"params": list(net.encoder.parameters()), "peak": 4e-4},
+        {"params": rest, "peak": options.rate},
+        {"params": list(net.encoder.parameters()), "peak": options.rate / 5},
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=1e-4)
     rng = np.random.default_rng(options.seed)
@@ -75,19 +92,26 @@ def train(net: BoundaryNet, examples: list[Example], options: argparse.Namespace
         batch = [augment(*examples[rng.integers(len(examples))], rng) for _ in range(options.batch)]
         images = torch.stack([image for image, _ in batch])
         targets = torch.stack([target for _, target in batch])
-        logits, sides = net.with_sides(images.to(memory_format=torch.channels_last))
-        total = loss(logits, targets)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bf16):
+            logits, sides = net.with_sides(images.to(memory_format=torch.channels_last))
+        total = loss(logits.float(), targets)
         for side in sides:
-            total = total + 0.2 * loss(side, F.adaptive_max_pool2d(targets, side.shape[-2:]))
+            total = total + 0.2 * loss(
+                side.float(), F.adaptive_max_pool2d(targets, side.shape[-2:])
+            )
         optimizer.zero_grad()
         total.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
         optimizer.step()
+        keep = min(AVERAGE, step / (step + 10))
+        with torch.no_grad():
+            for mean_weight, weight in zip(average.parameters(), net.parameters(), strict=True):
+                mean_weight.lerp_(weight, 1 - keep)
         mean = 0.98 * mean + 0.02 * float(total.detach()) if step else float(total.detach())
         if step % 50 == 0:
             print(f"step {step}  loss {mean:.4f}  done {done:.2f}", flush=True)
         if time.monotonic() - saved > 120 or done >= 1:
-            save(net, options.out)
+            save(average, options.out)
             saved = time.monotonic()
         step += 1
 
@@ -126,32 +150,49 @@ def agreement(maps: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.float32]:
     People draw the same contour a pixel apart: neighbours count as agreeing.
     """
     stack = np.stack(maps).astype(bool)
-    near = stack.copy()
-    for shift in ((0, 1), (0, -1), (1, 0), (-1, 0)):
-        near |= np.roll(stack, shift, axis=(1, 2))
+    cross = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+    near = np.stack([cv2.dilate(lines.astype(np.uint8), cross) for lines in stack]).astype(bool)
     share = near.mean(axis=0) * stack.any(axis=0)
     # The pixels beside a line belong to nobody: neither boundary nor not.
     beside = near.any(axis=0) & (share == 0)
-    return np.where(beside, 0.01, share).astype(np.float32)
+    return np.where(beside, NOT_COUNTED, share).astype(np.float32)
 
 
 def augment(image: Tensor, target: Tensor, rng: np.random.Generator) -> Example:
-    """A random crop at a random scale, mirrored and turned; colours a little changed."""
-    scale = float(np.exp(rng.uniform(np.log(0.7), np.log(1.5))))
-    side = min(round(CROP / scale), *image.shape[-2:])
-    y, x = (int(rng.integers(length - side + 1)) for length in image.shape[-2:])
-    window = (slice(None), slice(y, y + side), slice(x, x + side))
-    crop = image[window].float()[None] / 255
-    crop = F.interpolate(crop, size=(CROP, CROP), mode="bilinear", antialias=True)[0]
-    lines = F.adaptive_max_pool2d(target[window][None], CROP)[0]
-    if side < CROP:  # enlarging: max pooling would thicken the lines
-        lines = F.interpolate(target[window][None], size=(CROP, CROP), mode="nearest")[0]
-    crop = (crop * rng.uniform(0.8, 1.2) + rng.uniform(-0.08, 0.08)).clamp(0, 1)
-    turns = int(rng.integers(4))
+    """A random crop at a random scale, mirrored and turned; colours a little changed.
+
+    Where the scaled image is smaller than the crop, it is mirrored outwards and not counted there.
+    """
+    scale = float(np.exp(rng.uniform(*np.log(SCALES))))
+    side = round(CROP / scale)
+    window: list[slice] = [slice(None)]
+    for length in image.shape[-2:]:
+        begin = int(rng.integers(max(length - side, 0) + 1))
+        window.append(slice(begin, begin + min(side, length)))
+    crop, lines = image[tuple(window)].float()[None] / 255, target[tuple(window)][None]
+    size = [min(CROP, round(length * scale)) for length in crop.shape[-2:]]
+    crop = F.interpolate(crop, size=size, mode="bilinear", antialias=True)
+    if scale < 1:
+        lines = F.adaptive_max_pool2d(lines, size)
+    else:  # enlarging: max pooling would thicken the lines
+        lines = F.interpolate(lines, size=size, mode="nearest")
+    margin = (0, CROP - size[1], 0, CROP - size[0])
+    crop = F.pad(crop, margin, mode="reflect")[0]
+    lines = F.pad(lines, margin, value=NOT_COUNTED)[0]
+    crop = recolour(crop, rng)
+    turns = int(rng.integers(1, 4)) if rng.random() < 0.3 else 0
     crop, lines = crop.rot90(turns, (1, 2)), lines.rot90(turns, (1, 2))
     if rng.random() < 0.5:
         crop, lines = crop.flip(2), lines.flip(2)
     return crop.contiguous(), lines.contiguous()
+
+
+def recolour(crop: Tensor, rng: np.random.Generator) -> Tensor:
+    """Brightness, contrast, saturation and tint a little changed."""
+    grey = crop.mean(dim=0, keepdim=True)
+    crop = grey + (crop - grey) * rng.uniform(0.5, 1.3)
+    gain = rng.uniform(0.75, 1.25) * rng.uniform(0.92, 1.08, size=(3, 1, 1))
+    return (crop * torch.from_numpy(gain).float() + rng.uniform(-0.1, 0.1)).clamp(0, 1)
 
 
 def save(net: BoundaryNet, path: Path) -> None:

@@ -73,7 +73,7 @@ def test_scales_are_chosen_and_kinds_are_known() -> None:
         5,
         6,
     )
-    with pytest.raises(InputError, match="expected network or gradient"):
+    with pytest.raises(InputError, match="expected one of network, gradient"):
         BoundaryDetector("canny")  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import resources
-from typing import Literal
+from typing import Literal, get_args
 
 import cv2
 import numpy as np
@@ -17,11 +17,14 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load as load_safetensors
 
-from annocoin.errors import InputError
+from annocoin.errors import check_choice
 from annocoin.regions.network import BoundaryNet
 
 Image = npt.NDArray[np.uint8]
 Maps = npt.NDArray[np.float32]
+
+DetectorKind = Literal["network", "gradient"]
+KINDS = get_args(DetectorKind)
 
 SCALES = (0.5, 1.0, 1.5)
 """Sizes at which the image is looked at; the largest finds small objects."""
@@ -48,11 +51,10 @@ class BoundaryDetector:
 
     def __init__(
         self,
-        kind: Literal["network", "gradient"] = "network",
+        kind: DetectorKind = "network",
         scales: Sequence[float] = SCALES,
     ) -> None:
-        if kind not in ("network", "gradient"):
-            raise InputError(f"boundary detector {kind!r}; expected network or gradient")
+        check_choice("boundary detector", kind, KINDS)
         self.kind = kind
         self.scales = tuple(scales)
         self._net = _load_network() if kind == "network" else None
@@ -66,7 +68,9 @@ class BoundaryDetector:
             size = [max(1, round(side * fit * scale)) for side in (width, height)]
             method = cv2.INTER_AREA if fit * scale < 1 else cv2.INTER_LINEAR
             resized = np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
-            probability = _gradient(resized) if self._net is None else _predict(self._net, resized)
+            probability = (
+                lab_gradient(resized) if self._net is None else _predict(self._net, resized)
+            )
             found[:] = cv2.resize(probability, (width, height), interpolation=cv2.INTER_LINEAR)
         return np.clip(maps, 0, 1, out=maps)
 
@@ -89,7 +93,7 @@ def _predict(net: BoundaryNet, image: Image) -> Maps:
     return probability
 
 
-def _gradient(image: Image) -> Maps:
+def lab_gradient(image: Image) -> Maps:
     """Gradient magnitude of the Lab colours, the strongest of three widths, as 1 - exp(-g / 15)."""
     lab = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2Lab)
     strongest = np.zeros(image.shape[:2], dtype=np.float32)

@@ -31,27 +31,27 @@ def draw(
     text_size = max(0.35, min(height, width) / 700)
     tags = [classes[mark.label - 1] for mark in annotation if mark.kind == "tag"]
     for i, mark in enumerate(annotation):
-        colour = _colour(i)
+        shade = colour(i)
         name = classes[mark.label - 1]
         if mark.score is not None and mark.score != 1:  # 1 is what has no score
             name += f" {mark.score:.2f}"
         if mark.mask is not None:
             dense = masks.decode([mark.mask], annotation.size)[0].astype(np.uint8)
             dense = cv2.resize(dense, (width, height), interpolation=cv2.INTER_LINEAR)
-            canvas = _tinted(canvas, dense.astype(bool), colour)
+            canvas = tinted(canvas, dense.astype(bool), shade)
             anchor = masks.interior_point(mark.mask) if dense.any() else (0.0, 0.0)
-            _write(canvas, name, anchor[0] * scale, anchor[1] * scale, text_size, centred=True)
+            caption(canvas, name, anchor[0] * scale, anchor[1] * scale, text_size, centred=True)
         elif mark.box is not None:
             x0, y0, x1, y1 = (round(value * scale) for value in mark.box)
-            cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), colour, max(1, round(scale)))
-            _write(canvas, name, x0, y0, text_size)
+            cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), shade, max(1, round(scale)))
+            caption(canvas, name, x0, y0, text_size)
         elif mark.point is not None:
             x, y = (round(value * scale) for value in mark.point)
             cv2.circle(canvas, (x, y), max(3, round(2 * scale)), (255, 255, 255), -1)
-            cv2.circle(canvas, (x, y), max(2, round(1.5 * scale)), colour, -1)
-            _write(canvas, name, x + 4, y, text_size)
+            cv2.circle(canvas, (x, y), max(2, round(1.5 * scale)), shade, -1)
+            caption(canvas, name, x + 4, y, text_size)
     if tags:
-        _write(canvas, ", ".join(tags), 2, 2, text_size)
+        caption(canvas, ", ".join(tags), 2, 2, text_size)
     return canvas
 
 
@@ -76,15 +76,16 @@ def save(picture: Picture, path: Path) -> None:
     atomic.write_bytes(path, data.tobytes())
 
 
-def _tinted(canvas: Picture, mask: npt.NDArray[np.bool_], colour: tuple[int, int, int]) -> Picture:
-    tinted = canvas.copy()
-    tinted[mask] = (0.55 * canvas[mask] + 0.45 * np.asarray(colour)).astype(np.uint8)
+def tinted(canvas: Picture, mask: npt.NDArray[np.bool_], shade: tuple[int, int, int]) -> Picture:
+    """The picture with a mask [H, W] in a colour, and its outline."""
+    drawn = canvas.copy()
+    drawn[mask] = (0.55 * canvas[mask] + 0.45 * np.asarray(shade)).astype(np.uint8)
     outline, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
-    cv2.drawContours(tinted, outline, -1, colour, 2)
-    return tinted
+    cv2.drawContours(drawn, outline, -1, shade, 2)
+    return drawn
 
 
-def _write(
+def caption(
     canvas: Picture, text: str, x: float, y: float, size: float, *, centred: bool = False
 ) -> None:
     """Text in white on a dark ground, moved so that it stays inside the picture."""
@@ -100,7 +101,7 @@ def _write(
     )
 
 
-def _colour(i: int) -> tuple[int, int, int]:
+def colour(i: int) -> tuple[int, int, int]:
     """Colours far apart for neighbours in the list: steps of the golden ratio round the wheel."""
     red, green, blue = colorsys.hsv_to_rgb((0.58 + i * 0.61803) % 1.0, 0.85, 1.0)
     return round(red * 255), round(green * 255), round(blue * 255)

@@ -1,56 +1,28 @@
-"""The command line: parse, call the API, print. Bad input is one line and exit code 2."""
+"""Commands about datasets: evaluate, convert, synth, show."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, NoReturn, cast
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from annocoin import __version__, atomic
+from annocoin import atomic
+from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, load, report
 from annocoin.data import loading, read_predictions, with_predictions, write_dataset
 from annocoin.data.conversion import Format
-from annocoin.data.dataset import LabelledImages, Supervision, weaken
+from annocoin.data.dataset import Supervision, weaken
 from annocoin.data.images import read_image
 from annocoin.data.loading import DatasetKind
 from annocoin.data.synthetic import write_synthetic
-from annocoin.demo import run_demo
-from annocoin.errors import InputError, Problems, one_line
+from annocoin.errors import InputError, Problems
 from annocoin.evaluation import THRESHOLDS, Evaluation, evaluate
 from annocoin.report import overlay
 
-app = typer.Typer(
-    name="annocoin",
-    help="Weakly supervised instance segmentation: datasets, evaluation, conversion.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
 
-INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
-
-Dataset = Annotated[
-    Path,
-    typer.Argument(
-        help="A VOC folder, a COCO .json, a folder with images/ and labels.csv, "
-        "or a YOLO or labelme folder."
-    ),
-]
-Split = Annotated[str | None, typer.Option(help="Name of the list of images; default all.")]
-KindOption = Annotated[
-    str | None,
-    typer.Option("--kind", metavar="voc|coco|folder|yolo|labelme", help="Default: recognised."),
-]
-Images = Annotated[Path | None, typer.Option(help="Folder of the images of a COCO file.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad items out and report them.")]
-
-
-@app.command("evaluate")
 def evaluate_command(
     predictions: Annotated[
         Path, typer.Argument(help="COCO results (.json), or a folder of files, one an image.")
@@ -84,10 +56,9 @@ def evaluate_command(
     Console().print(_table(result))
     if truth.without_mask:
         print(f"{truth.without_mask} labels of the dataset have no mask and were not counted")
-    _report(problems)
+    report(problems)
 
 
-@app.command("convert")
 def convert_command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A dataset, or predictions.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder; .json for coco.")],
@@ -105,7 +76,7 @@ def convert_command(
     """Rewrite a dataset, or predictions for one, in another format."""
     problems = Problems(skip_bad)
     atomic.refuse_input(out, source, dataset)
-    labelled = _load(dataset or source, split, kind, images, problems)
+    labelled = load(dataset or source, split, kind, images, problems)
     if dataset is not None:
         labelled = with_predictions(labelled, source, problems)
     loss = write_dataset(labelled, out, cast(Format, to))
@@ -113,10 +84,9 @@ def convert_command(
     print(f"{out}: {len(labelled)} images, {marks} labels")
     for line in loss.lines():
         print(f"  {line}")
-    _report(problems)
+    report(problems)
 
 
-@app.command("synth")
 def synth_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
     images: Annotated[int, typer.Option(help="How many.")] = 200,
@@ -128,7 +98,6 @@ def synth_command(
     print(f"{out}: {images} images of {size} x {size} in VOC layout")
 
 
-@app.command("show")
 def show_command(
     dataset: Dataset,
     out: Annotated[Path, typer.Option(help="The picture to write, .png or .jpg.")],
@@ -150,7 +119,7 @@ def show_command(
     if count < 1 or columns < 1 or not 0 < scale <= 16:
         raise InputError("--count and --columns are at least 1, --scale is above 0 and at most 16")
     problems = Problems(skip_bad)
-    labelled = _load(dataset, split, kind, images, problems)
+    labelled = load(dataset, split, kind, images, problems)
     if predictions is not None:
         labelled = with_predictions(labelled, predictions, problems)
     pictures = []
@@ -163,61 +132,7 @@ def show_command(
         raise InputError(f"{dataset}: no usable image to show")
     overlay.save(overlay.sheet(pictures, columns), out)
     print(f"{out}: {len(pictures)} of {len(labelled)} images")
-    _report(problems)
-
-
-@app.command("demo")
-def demo_command(
-    out: Annotated[Path, typer.Option(help="Folder for what it makes.")] = Path("runs/demo"),
-    images: Annotated[int, typer.Option(help="How many scenes.")] = 60,
-) -> None:
-    """See what works, on data it makes itself: labels, masks, figures, formats, pictures."""
-    run_demo(out, images=images)
-
-
-@app.callback(invoke_without_command=True)
-def _top(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
-        print(f"annocoin {__version__}")
-    elif context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-def main() -> None:
-    """Run the command line; every failure that a user can cause ends in one line."""
-    try:
-        code = app(standalone_mode=False)
-    except InputError as error:
-        _fail(str(error))
-    except (KeyboardInterrupt, typer.Abort):  # what Ctrl-C becomes depends on typer's version
-        code = INTERRUPTED
-    except OSError as error:
-        _fail(one_line(error))
-    except Exception as error:
-        # typer's own errors (unknown option, missing argument) carry their text in this method.
-        message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        _fail(f"{message()} (see annocoin --help)")
-    if code == INTERRUPTED:
-        print("annocoin: interrupted; nothing half-written is left", file=sys.stderr)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"annocoin: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _load(
-    path: Path, split: str | None, kind: str | None, images: Path | None, problems: Problems
-) -> LabelledImages:
-    return loading.load_labelled(
-        path, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
-    )
+    report(problems)
 
 
 def _table(result: Evaluation) -> Table:
@@ -230,14 +145,3 @@ def _table(result: Evaluation) -> Table:
     table.add_section()
     table.add_row("mean", *(f"{100 * mean:.1f}" for mean in result.mean.values()))
     return table
-
-
-def _report(problems: Problems) -> None:
-    if problems.skipped:
-        print(f"annocoin: skipped {len(problems.skipped)} bad items:", file=sys.stderr)
-        for line in problems.skipped:
-            print(f"  {line}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

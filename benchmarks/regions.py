@@ -1,0 +1,206 @@
+"""Do the regions cover the objects, and what do they cost?
+
+    python benchmarks/regions.py VOCdevkit/VOC2012 --split devval
+
+For every true object, the best IoU among the first 100, 300, 500 and 1,000 regions: on average
+(ABO), and how often it is above .5 and .7. Void pixels of VOC (255 in SegmentationObject) count for
+nobody, as in the benchmark that came with MCG, whose published figures these are to be compared
+with. The peer is Felzenszwalb's segmentation (scikit-image) at eight scales in two colour spaces,
+coarse segments first. One core; seconds are means over the images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from annocoin import load_evaluation
+from annocoin.atomic import write_json
+from annocoin.data.dataset import EvaluationDataset, ImageId
+from annocoin.data.images import read_image, read_index_map
+from annocoin.masks import encode
+from annocoin.progress import track
+from annocoin.regions import BoundaryDetector, RegionProposer, RegionSet, regions_of_masks
+from annocoin.regions.grouping import group
+from annocoin.regions.proposals import (
+    best_and_whole,
+    enlarged,
+    make_scene,
+    make_trees,
+    shrunk,
+)
+
+COUNTS = (100, 300, 500, 1000)
+SIZES = {"small (< 1 % of the image)": 0.01, "medium (< 10 %)": 0.1, "large": 1.01}
+Image = npt.NDArray[np.uint8]
+Seconds = dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("--split")
+    parser.add_argument("--limit", type=int, help="only so many images")
+    parser.add_argument("--methods", nargs="+", default=["network", "gradient", "felzenszwalb"])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    truth = load_evaluation(options.dataset, split=options.split)
+    ids = list(truth)[: options.limit]
+    results = {}
+    for method in options.methods:
+        results[method] = measure(method, truth, ids, options.dataset)
+        show(method, results[method])
+    if options.json is not None:
+        write_json(options.json, results, indent=1)
+
+
+def measure(
+    method: str, truth: EvaluationDataset, ids: list[ImageId], root: Path
+) -> dict[str, Any]:
+    """Overlaps, seconds and memory of one method."""
+    make = felzenszwalb if method == "felzenszwalb" else ours(method)
+    paths = {image.image_id: image.image_path() for image in truth.labelled}
+    seconds: Seconds = {}
+    overlaps, shares, counts = [], [], []
+    for image_id in track(ids, method):
+        image = read_image(paths[image_id])
+        regions = make(image, seconds)
+        counts.append(len(regions))
+        valid = valid_pixels(root, image_id, image.shape[:2])
+        dense = truth.truth(image_id).dense()
+        overlaps.append(best_overlaps(regions, dense, valid))
+        shares += (dense.sum(dim=(1, 2)) / dense[0].numel()).tolist()
+    table = np.concatenate(overlaps)
+    sizes = np.digitize(shares, list(SIZES.values()))
+    by_size = {name: figures(table[sizes == i]) for i, name in enumerate(SIZES)}
+    return {
+        "images": len(ids),
+        "objects": len(table),
+        "regions": float(np.mean(counts)),
+        "all": figures(table),
+        "by_size": by_size,
+        "seconds": {phase: total / len(ids) for phase, total in seconds.items()},
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def ours(detector: str) -> Callable[[Image, Seconds], RegionSet]:
+    """The proposer, phase by phase, as `RegionProposer` calls them."""
+    propose = RegionProposer(BoundaryDetector(detector))  # type: ignore[arg-type]
+
+    def make(image: Image, seconds: Seconds) -> RegionSet:
+        small = shrunk(image)
+        with timed("boundaries", seconds):
+            maps = propose.detector(small)
+        with timed("superpixels", seconds):
+            scene = make_scene(small, maps, propose.superpixels)
+        with timed("trees", seconds):
+            trees = make_trees(scene)
+        with timed("candidates", seconds):
+            candidates = group(trees, scene.elements, scene.areas, limit=propose.candidates)
+        with timed("ranking", seconds):
+            scores = propose.ranker(scene, candidates)
+        with timed("selection", seconds):
+            chosen = best_and_whole(scene, candidates, scores, propose.limit)
+        with timed("region set", seconds):
+            return RegionSet.of(
+                enlarged(scene.ids, image.shape[:2]),
+                candidates.members[chosen],
+                scores=scores[chosen],
+                edges=enlarged(maps.mean(axis=0), image.shape[:2]),
+            )
+
+    return make
+
+
+def felzenszwalb(image: Image, seconds: Seconds) -> RegionSet:
+    """Segments at several scales in RGB and Lab, coarse ones first, each once."""
+    from skimage.segmentation import felzenszwalb as segment
+
+    found: dict[bytes, npt.NDArray[np.bool_]] = {}
+    with timed("segmentation", seconds):
+        lab = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2Lab) / 100
+        for scale in (2000, 1000, 600, 400, 250, 150, 100, 50):
+            for pixels in (image.astype(np.float32) / 255, lab):
+                ids = segment(pixels, scale=scale, sigma=0.8, min_size=60)
+                for i in np.argsort(-np.bincount(ids.ravel()), kind="stable"):
+                    mask = ids == i
+                    found.setdefault(np.packbits(mask).tobytes(), mask)
+    masks = list(found.values())[: COUNTS[-1]]
+    return regions_of_masks(encode(np.stack(masks)), (image.shape[0], image.shape[1]))
+
+
+def best_overlaps(
+    regions: RegionSet, truth: torch.Tensor, valid: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """The best IoU of each of N objects [N, H, W] among the first regions, [N, len(COUNTS)]."""
+    ids = regions.superpixels.numpy().ravel()
+    count = regions.membership.shape[1]
+    members = regions.membership.double().numpy()
+    sizes = members @ np.bincount(ids, valid.ravel().astype(np.float64), count)
+    rows = []
+    for mask in truth.numpy():
+        inside = members @ np.bincount(ids, mask.ravel().astype(np.float64), count)
+        iou = inside / (sizes + mask.sum() - inside)
+        rows.append([iou[:n].max() for n in COUNTS])
+    return np.asarray(rows)
+
+
+def valid_pixels(root: Path, image_id: ImageId, size: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    path = root / "SegmentationObject" / f"{image_id}.png"
+    if not path.is_file():
+        return np.ones(size[:2], dtype=bool)
+    return np.asarray(read_index_map(path) != 255)
+
+
+def figures(overlaps: npt.NDArray[np.float64]) -> dict[str, dict[str, float]]:
+    """ABO and recall by the number of regions."""
+    return {
+        str(n): {
+            "abo": float(column.mean()),
+            "recall_50": float((column > 0.5).mean()),
+            "recall_70": float((column > 0.7).mean()),
+        }
+        for n, column in zip(COUNTS, overlaps.T, strict=True)
+        if len(column)
+    }
+
+
+def show(method: str, result: dict[str, Any]) -> None:
+    print(
+        f"\n{method}: {result['images']} images, {result['objects']} objects, "
+        f"{result['regions']:.0f} regions an image"
+    )
+    rows = {"all": result["all"], **result["by_size"]}
+    for name, row in rows.items():
+        cells = [f"{n}: {f['abo']:.3f} / {f['recall_50']:.3f} / {f['recall_70']:.3f}"
+                 for n, f in row.items()]  # fmt: skip
+        print(f"  {name:28s} " + "   ".join(cells))
+    phases = ", ".join(f"{name} {value:.3f}" for name, value in result["seconds"].items())
+    print(f"  seconds an image {sum(result['seconds'].values()):.3f}: {phases}")
+    print(f"  peak memory {result['peak_memory_mb']:.0f} MB", flush=True)
+
+
+@contextmanager
+def timed(phase: str, seconds: Seconds) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Arguments and options that several commands have, and what they all do with them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from annocoin.data import loading
+from annocoin.data.dataset import LabelledImages
+from annocoin.data.loading import DatasetKind
+from annocoin.errors import Problems
+
+Dataset = Annotated[
+    Path,
+    typer.Argument(
+        help="A VOC folder, a COCO .json, a folder with images/ and labels.csv, "
+        "or a YOLO or labelme folder."
+    ),
+]
+Split = Annotated[str | None, typer.Option(help="Name of the list of images; default all.")]
+KindOption = Annotated[
+    str | None,
+    typer.Option("--kind", metavar="voc|coco|folder|yolo|labelme", help="Default: recognised."),
+]
+Images = Annotated[Path | None, typer.Option(help="Folder of the images of a COCO file.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad items out and report them.")]
+
+
+def load(
+    path: Path, split: str | None, kind: str | None, images: Path | None, problems: Problems
+) -> LabelledImages:
+    return loading.load_labelled(
+        path, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
+    )
+
+
+def report(problems: Problems) -> None:
+    if problems.skipped:
+        print(f"annocoin: skipped {len(problems.skipped)} bad items:", file=sys.stderr)
+        for line in problems.skipped:
+            print(f"  {line}", file=sys.stderr)

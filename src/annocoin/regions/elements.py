@@ -1,0 +1,65 @@
+"""Boundary elements: pairs of superpixels that touch, with the length of their common border."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Map = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Elements:
+    """The E boundary elements of a superpixel map [H, W], sorted by their pair.
+
+    A border is made of the sides that two pixels of different superpixels share (4-neighbours).
+
+    Args:
+        pairs: superpixels a < b, int64 [E, 2].
+        lengths: pixel sides along the border, float64 [E].
+        pixels: for each of the T pixel sides, the flat positions of its two pixels, int64 [T, 2].
+        owner: the element of each pixel side, int64 [T].
+
+    Example:
+        >>> found = Elements.of(np.array([[0, 0, 1], [2, 2, 1]]))
+        >>> found.pairs.tolist(), found.lengths.tolist()
+        ([[0, 1], [0, 2], [1, 2]], [1.0, 2.0, 1.0])
+    """
+
+    pairs: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.float64]
+    pixels: npt.NDArray[np.int64]
+    owner: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, superpixels: npt.NDArray[np.integer]) -> Elements:
+        """The elements of a map of superpixel ids from 0 on."""
+        width = superpixels.shape[1]
+        sides = []
+        for step, whole in (
+            (1, superpixels[:, :-1] != superpixels[:, 1:]),
+            (width, superpixels[:-1] != superpixels[1:]),
+        ):
+            rows, columns = np.nonzero(whole)
+            first = rows * width + columns
+            sides.append(np.stack([first, first + step], axis=1))
+        pixels = np.concatenate(sides)
+        ids = superpixels.ravel()[pixels].astype(np.int64)
+        count = int(superpixels.max()) + 1
+        keys = ids.min(axis=1) * count + ids.max(axis=1)
+        unique, owner = np.unique(keys, return_inverse=True)
+        pairs = np.stack([unique // count, unique % count], axis=1)
+        lengths = np.bincount(owner, minlength=len(unique)).astype(np.float64)
+        return cls(pairs, lengths, pixels, owner)
+
+    def masses(self, edges: Map) -> npt.NDArray[np.float64]:
+        """The edge mass on each element, [E]: the greater value of both pixels, summed over sides.
+
+        Args:
+            edges: the probability of a boundary at every pixel, [H, W].
+        """
+        values = edges.ravel()[self.pixels].max(axis=1)
+        sums = np.bincount(self.owner, values, minlength=len(self.pairs))
+        return sums.astype(np.float64)

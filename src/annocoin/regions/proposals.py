@@ -1,0 +1,145 @@
+"""From an image to its regions: boundaries, superpixels, trees, candidates, ranking, selection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from annocoin.regions.boundaries import MAX_SIDE, BoundaryDetector, Maps, lab_gradient
+from annocoin.regions.elements import Elements
+from annocoin.regions.grouping import Candidates, group
+from annocoin.regions.hierarchy import Tree, average_linkage, superpixels, volume_watershed
+from annocoin.regions.ranking import Ranker
+from annocoin.regions.region_set import RegionSet
+from annocoin.regions.scene import Scene
+from annocoin.regions.selection import select
+
+Image = npt.NDArray[np.uint8]
+Number = TypeVar("Number", bound=np.generic)
+
+COLOUR_IN_CUT = 0.1
+"""How much of the Lab gradient is added to the boundaries before superpixels are cut."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An image taken apart, before regions are chosen.
+
+    Args:
+        edges: the probability of a boundary, on average over the scales, float32 [H, W].
+        scene: its superpixels.
+        trees: how they merge; the first tree is the ultrametric contour map of `edges`.
+    """
+
+    edges: npt.NDArray[np.float32]
+    scene: Scene
+    trees: list[Tree]
+
+
+@dataclass(frozen=True)
+class RegionProposer:
+    """Image to `RegionSet`. Made once, called for many images.
+
+    Args:
+        detector: finds the boundaries.
+        ranker: orders the regions.
+        limit: the most regions of an image.
+        superpixels: the most superpixels of an image.
+        candidates: the most regions that are looked at to choose from.
+
+    Example:
+        >>> propose = RegionProposer(BoundaryDetector("gradient"), limit=20)
+        >>> disc = np.zeros((60, 80, 3), np.uint8)
+        >>> disc = cv2.circle(disc, (30, 30), 20, (250, 200, 0), -1)
+        >>> regions = propose(disc)
+        >>> import torch
+        >>> bool(regions.iou_with(torch.from_numpy(disc[None, :, :, 0] > 0)).max() > 0.9)
+        True
+    """
+
+    detector: BoundaryDetector = field(default_factory=BoundaryDetector)
+    ranker: Ranker = field(default_factory=Ranker)
+    limit: int = 1000
+    superpixels: int = 600
+    candidates: int = 6000
+
+    def __call__(self, image: Image) -> RegionSet:
+        """The regions of an RGB image [H, W, 3], the best first and the whole image last."""
+        return self.choose(self.analyse(image), image.shape[:2])
+
+    def analyse(self, image: Image) -> Analysis:
+        """Boundaries, superpixels and trees. Long images are first reduced to 800 pixels."""
+        small = shrunk(image)
+        maps = self.detector(small)
+        scene = make_scene(small, maps, self.superpixels)
+        return Analysis(maps.mean(axis=0), scene, make_trees(scene))
+
+    def choose(self, analysis: Analysis, size: Sequence[int]) -> RegionSet:
+        """Candidates, ranked and selected, as regions of an image of `size`."""
+        scene = analysis.scene
+        candidates = group(analysis.trees, scene.elements, scene.areas, limit=self.candidates)
+        scores = self.ranker(scene, candidates)
+        chosen = best_and_whole(scene, candidates, scores, self.limit)
+        return RegionSet.of(
+            enlarged(scene.ids, size),
+            candidates.members[chosen],
+            scores=scores[chosen],
+            edges=enlarged(analysis.edges, size),
+        )
+
+
+def shrunk(image: Image) -> Image:
+    """The image, no longer than 800 pixels."""
+    height, width = image.shape[:2]
+    fit = MAX_SIDE / max(height, width)
+    if fit >= 1:
+        return image
+    size = (max(1, round(width * fit)), max(1, round(height * fit)))
+    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+
+
+def enlarged(values: npt.NDArray[Number], size: Sequence[int]) -> npt.NDArray[Number]:
+    """A map [h, w] at a larger size, each value repeated."""
+    if values.shape == tuple(size):
+        return values
+    rows, columns = (
+        (np.arange(large) * small) // large for large, small in zip(size, values.shape, strict=True)
+    )
+    return values[rows[:, None], columns[None, :]]
+
+
+def make_scene(image: Image, maps: Maps, limit: int) -> Scene:
+    """Superpixels and what is known about their borders, from boundary maps [K, H, W]."""
+    average = maps.mean(axis=0)
+    ids = superpixels(average + COLOUR_IN_CUT * lab_gradient(image), limit)
+    elements = Elements.of(ids)
+    strengths = [elements.masses(edges) / elements.lengths for edges in (average, *maps)]
+    return Scene(image, ids, elements, np.stack(strengths))
+
+
+def make_trees(scene: Scene) -> list[Tree]:
+    """Trees that merge the superpixels in different orders; different ones find different objects.
+
+    By the mean strength of borders: on average over the scales, at each but the coarsest, and half
+    by colour. By volume, a watershed hierarchy: small and faint pieces merge first.
+    """
+    average, scales = scene.strengths[0], scene.strengths[2:]
+    weights = [average, *scales, (average + scene.colour_differences) / 2]
+    trees = [average_linkage(scene.elements, weight, scene.areas) for weight in weights]
+    return [*trees, volume_watershed(scene.elements, average, scene.areas)]
+
+
+def best_and_whole(
+    scene: Scene, candidates: Candidates, scores: npt.NDArray[np.float32], limit: int
+) -> npt.NDArray[np.int64]:
+    """Positions of the regions to keep: the best that differ enough, and the whole image last."""
+    order = np.argsort(-scores, kind="stable")
+    whole = len(scores) - 1
+    order = order[order != whole]
+    kept = order[select(candidates.members[order], scene.areas, limit - 1)]
+    return np.append(kept, whole)

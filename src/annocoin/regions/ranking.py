@@ -1,0 +1,157 @@
+"""Ranking: how likely a candidate region is a whole object, of any class.
+
+A small network on measurements of the region (size, place, strength of its outline and of what lies
+inside, colour). It was trained on BSDS500 by `tools/train_ranker.py` to foresee the region's best
+IoU with the segments that people drew; no mask of the data at hand has a part in it.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load as load_safetensors
+
+from annocoin.regions.grouping import Candidates
+from annocoin.regions.scene import Scene
+
+Floats = npt.NDArray[np.float32]
+
+WEAK = (0.1, 0.2, 0.35, 0.5)
+"""Strengths of border below which the share of the outline is measured."""
+
+BLOCK = 1024
+
+
+class Ranker:
+    """Candidates to scores. The weights come with the package."""
+
+    def __init__(self, weights: dict[str, npt.NDArray[np.floating]] | None = None) -> None:
+        if weights is None:
+            path = resources.files("annocoin.regions").joinpath("ranker.safetensors")
+            weights = load_safetensors(path.read_bytes())
+        self.weights = {name: value.astype(np.float32) for name, value in weights.items()}
+
+    def __call__(self, scene: Scene, candidates: Candidates) -> Floats:
+        """The expected overlap of each candidate with an object, float32 [N]."""
+        w = self.weights
+        x = np.clip((measure(scene, candidates) - w["mean"]) / w["spread"], -5, 5)
+        x = np.maximum(x @ w["0.weight"].T + w["0.bias"], 0)
+        x = np.maximum(x @ w["2.weight"].T + w["2.bias"], 0)
+        return np.asarray((x @ w["4.weight"].T + w["4.bias"])[:, 0], dtype=np.float32)
+
+
+def measure(scene: Scene, candidates: Candidates) -> Floats:
+    """The measurements of every candidate, [N, F]."""
+    members = candidates.members.astype(np.float32)
+    height, width = scene.ids.shape
+    pixels = _per_superpixel(scene)
+    sums = members @ pixels
+    area = sums[:, 0]
+    contact = sums[:, 1:5]  # pixels on the upper, lower, left, right side of the image
+    place = sums[:, 5:7] / area[:, None] / (width, height) - 0.5
+    colour = sums[:, 7:10] / area[:, None]
+    variance = sums[:, 10] / area - (colour**2).sum(axis=1)
+    boxes = _boxes(scene.ids, candidates.members)
+    box_width, box_height = (boxes[:, 2] - boxes[:, 0]), (boxes[:, 3] - boxes[:, 1])
+    outline, inside = _borders(scene, candidates.members, members)
+    length, inner = outline[:, 0] + 1e-3, inside[:, 0]
+    on_outline = outline[:, 1:] / length[:, None]
+    within = inside[:, 1:] / (inner[:, None] + 1)
+    scales = len(scene.strengths)
+    share = np.log(area / (height * width))
+    touches = (contact > 0).astype(np.float32)
+    mean_colour = pixels[:, 7:10].sum(axis=0) / (height * width)
+    order = np.arange(len(members))
+    columns = [
+        share,
+        share**2,
+        box_width / width,
+        box_height / height,
+        area / (box_width * box_height),
+        np.log(box_width * box_height / (height * width)),
+        contact.sum(axis=1) / (length + contact.sum(axis=1)),
+        touches[:, 0],
+        touches[:, 1],
+        touches[:, 2] + touches[:, 3],
+        touches.sum(axis=1),
+        np.log((length + contact.sum(axis=1)) ** 2 / area),
+        np.abs(place[:, 0]),
+        place[:, 1],
+        np.hypot(place[:, 0], place[:, 1]),
+        np.log1p(members.sum(axis=1)),
+        np.sqrt(np.maximum(variance, 0)) / 20,
+        np.linalg.norm(colour - mean_colour, axis=1) / 20,
+        inner / np.sqrt(area),
+        *on_outline.T,
+        *within.T,
+        *(on_outline[:, :scales] - within[:, :scales]).T,
+        *(candidates.parts == parts for parts in (1, 2, 3)),
+        np.log1p(candidates.places) / 8,
+        np.log1p(order) / 8,
+    ]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def _per_superpixel(scene: Scene) -> Floats:
+    """Sums over each superpixel, [S, 11]: area, contact with the image's sides, x, y, Lab, Lab²."""
+    ids, count = scene.ids, len(scene.areas)
+    height, width = ids.shape
+    sides = [
+        np.bincount(side, minlength=count) for side in (ids[0], ids[-1], ids[:, 0], ids[:, -1])
+    ]
+    rest = scene.sums(
+        np.tile(np.arange(width), height),
+        np.repeat(np.arange(height), width),
+        (scene.lab**2).sum(axis=1),
+    )
+    table = [scene.areas, *sides, *rest[:, :2].T, *scene.colour_sums.T, rest[:, 2]]
+    return np.stack(table, axis=1).astype(np.float32)
+
+
+def _boxes(ids: npt.NDArray[np.int32], members: npt.NDArray[np.bool_]) -> Floats:
+    """Tight boxes of the candidates, [N, 4]."""
+    width = ids.shape[1]
+    count = members.shape[1]
+    flat = ids.ravel()
+    far = np.iinfo(np.int16).max
+    least, most = np.full((2, count), far), np.zeros((2, count), dtype=np.int64)
+    rows, columns = np.divmod(np.arange(flat.size), width)
+    for axis, position in enumerate((columns, rows)):
+        np.minimum.at(least[axis], flat, position)
+        np.maximum.at(most[axis], flat, position + 1)
+    low = [np.where(members, side.astype(np.int16), np.int16(far)).min(axis=1) for side in least]
+    high = [np.where(members, side.astype(np.int16), np.int16(0)).max(axis=1) for side in most]
+    return np.stack(low + high, axis=1).astype(np.float32)
+
+
+def _borders(
+    scene: Scene, members: npt.NDArray[np.bool_], numbers: Floats
+) -> tuple[Floats, Floats]:
+    """Sums over the borders on each candidate's outline and inside of it, [N, B] both.
+
+    The first column is the length, then the strengths, the length of weak border, the colours.
+    """
+    lengths = scene.elements.lengths
+    weak = [(scene.strengths[0] < limit) * lengths for limit in WEAK]
+    table = np.stack(
+        [lengths, *(scene.strengths * lengths), *weak, scene.colour_differences * lengths]
+    )
+    stats = table.astype(np.float32)
+    first, second = scene.elements.pairs.T
+    columns = np.ascontiguousarray(members.T)
+    outline = np.empty((len(members), len(stats)), dtype=np.float32)
+    for start in range(0, len(members), BLOCK):
+        block = columns[:, start : start + BLOCK]
+        crossed = block[first] != block[second]
+        outline[start : start + BLOCK] = (stats @ crossed.astype(np.float32)).T
+    around = np.stack(
+        [
+            np.bincount(first, row, members.shape[1]) + np.bincount(second, row, members.shape[1])
+            for row in table
+        ],
+        axis=1,
+    )
+    inside = (numbers @ around.astype(np.float32) - outline) / 2
+    return outline, inside.astype(np.float32)

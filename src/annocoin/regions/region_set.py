@@ -1,0 +1,227 @@
+"""RegionSet: the regions of one image, each a set of superpixels, and what can be asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchvision.ops import box_iou
+
+from annocoin import masks as rle
+from annocoin.masks import RLE, Size
+from annocoin.regions import algebra
+from annocoin.regions.elements import Elements
+
+Over = Literal["image", "region", "sum"]
+
+
+@dataclass(frozen=True, eq=False)
+class RegionSet:
+    """P regions over S superpixels of one image, the most promising first. Made by `RegionSet.of`.
+
+    All tensors are on one device; `to` moves them. Nothing but `masks` makes a [P, H, W] tensor.
+
+    Args:
+        superpixels: the id 0..S-1 of every pixel, int32 [H, W].
+        membership: which superpixels make up a region, bool [P, S]; M in the design.
+        scores: how likely a region is an object of any class, float32 [P]; only the order counts.
+        elements: the E pairs of superpixels a < b that touch, int64 [E, 2].
+        lengths: the length of each such border in pixel sides, float32 [E].
+        masses: the edge mass on it, float32 [E]; zeros if nothing is known about edges.
+
+    Example:
+        >>> halves = np.array([[0, 0, 1, 1]] * 4)
+        >>> regions = RegionSet.of(halves, [[1, 0], [0, 1], [1, 1]], edges=np.full((4, 4), 0.5))
+        >>> regions.areas.tolist(), regions.boxes[1].tolist()
+        ([8.0, 8.0, 16.0], [2.0, 0.0, 4.0, 4.0])
+        >>> regions.iou()[0].tolist(), regions.edge_mass()[0].tolist()
+        ([1.0, 0.0, 0.5], [0.0, 2.0, 2.0])
+    """
+
+    superpixels: Tensor
+    membership: Tensor
+    scores: Tensor
+    elements: Tensor
+    lengths: Tensor
+    masses: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        superpixels: npt.ArrayLike | Tensor,
+        membership: npt.ArrayLike | Tensor,
+        *,
+        scores: npt.ArrayLike | Tensor | None = None,
+        edges: npt.NDArray[np.floating] | None = None,
+        masses: npt.ArrayLike | None = None,
+    ) -> RegionSet:
+        """A region set from a map [H, W] of ids 0..S-1, all of them used, and M [P, S].
+
+        Args:
+            scores: [P]; falling from 1 to 0 in the order given, if not given.
+            edges: the probability of a boundary at every pixel, [H, W].
+            masses: the edge mass of every element, [E], where it is known already.
+        """
+        ids = np.asarray(superpixels)
+        members = np.asarray(membership).astype(bool)
+        _check(ids, members)
+        elements = Elements.of(ids)
+        if masses is None:
+            masses = elements.masses(edges) if edges is not None else np.zeros(len(elements.pairs))
+        if scores is None:
+            scores = np.linspace(1, 0, len(members) + 1)[:-1]
+        found = cls(
+            superpixels=torch.from_numpy(ids.astype(np.int32)),
+            membership=torch.from_numpy(members),
+            scores=torch.tensor(np.asarray(scores), dtype=torch.float32),
+            elements=torch.from_numpy(elements.pairs),
+            lengths=torch.from_numpy(elements.lengths).float(),
+            masses=torch.tensor(np.asarray(masses), dtype=torch.float32),
+        )
+        if found.scores.shape != (len(members),) or found.masses.shape != found.lengths.shape:
+            raise ValueError(
+                f"scores of shape {tuple(found.scores.shape)}, masses of "
+                f"{tuple(found.masses.shape)}; expected ({len(members)},), {len(elements.pairs)}"
+            )
+        return found
+
+    def __len__(self) -> int:
+        return len(self.membership)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> RegionSet:
+        """The chosen regions over the same superpixels: a position, slice, list, or bool [P]."""
+        positions = torch.arange(len(self), device=self.device)[index].reshape(-1)
+        return replace(self, membership=self.membership[positions], scores=self.scores[positions])
+
+    def __repr__(self) -> str:
+        height, width = self.size
+        return f"RegionSet({len(self)} of {self.membership.shape[1]} in {height}x{width})"
+
+    def to(self, device: torch.device | str) -> RegionSet:
+        """The same on another device."""
+        moved: dict[str, Any] = {f.name: getattr(self, f.name).to(device) for f in fields(self)}
+        return RegionSet(**moved)
+
+    @property
+    def size(self) -> Size:
+        """(height, width) of the image."""
+        return int(self.superpixels.shape[0]), int(self.superpixels.shape[1])
+
+    @property
+    def device(self) -> torch.device:
+        return self.membership.device
+
+    @cached_property
+    def superpixel_areas(self) -> Tensor:
+        """Pixels of each superpixel, int64 [S]."""
+        return torch.bincount(self.superpixels.flatten(), minlength=self.membership.shape[1])
+
+    @cached_property
+    def areas(self) -> Tensor:
+        """Pixels of each region, float64 [P]."""
+        return self.membership.double() @ self.superpixel_areas.double()
+
+    @cached_property
+    def boxes(self) -> Tensor:
+        """Tight boxes, float32 [P, 4], right and lower edge exclusive."""
+        own = algebra.superpixel_boxes(self.superpixels, self.membership.shape[1])
+        return algebra.region_boxes(self.membership, own).float()
+
+    def intersections(self) -> Tensor:
+        """Pixels that two regions have in common, [P, P]."""
+        return algebra.intersections(self.membership, self.superpixel_areas)
+
+    def iou(self) -> Tensor:
+        """Intersection over union of all pairs, [P, P]."""
+        common = self.intersections()
+        areas = self.areas.to(common.dtype)
+        return algebra.iou(common, areas, areas)
+
+    def containment(self) -> Tensor:
+        """The share of region u that lies in region v, [P, P]."""
+        common = self.intersections()
+        return common / self.areas.to(common.dtype)[:, None]
+
+    def iou_with(self, masks: Tensor) -> Tensor:
+        """Intersection over union with masks [N, H, W] of 0 and 1: [P, N]."""
+        dense = masks.to(self.device, torch.float64)
+        common = algebra.pool(self.membership, self.superpixels, dense)
+        return algebra.iou(common, self.areas, dense.sum(dim=(1, 2)))
+
+    def contains(self, points: Tensor) -> Tensor:
+        """Whether a region holds the pixel under a point: [N, 2] as x, y to bool [P, N]."""
+        height, width = self.size
+        x = points[:, 0].floor().long().clamp(0, width - 1)
+        y = points[:, 1].floor().long().clamp(0, height - 1)
+        return self.membership[:, self.superpixels[y, x].long()]
+
+    def box_iou(self, boxes: Tensor) -> Tensor:
+        """Intersection over union of the regions' tight boxes with boxes [N, 4]: [P, N]."""
+        return box_iou(self.boxes, boxes.to(self.boxes))
+
+    def edge_mass(self, *, mean: bool = False) -> Tensor:
+        """I_uv, the edge mass that separates two regions, [P, P]; or its mean per pixel side.
+
+        What separates two regions is said at `algebra.edge_mass`; if nothing does, it is 0.
+        """
+        mass = algebra.edge_mass(self.membership, self.elements, self.masses)
+        if not mean:
+            return mass
+        length = algebra.edge_mass(self.membership, self.elements, self.lengths)
+        return torch.where(length > 0.5, mass / length.clamp(min=1), 0)
+
+    def neighbours(self) -> Tensor:
+        """N_u: the regions that overlap or touch region u, but not u itself; bool [P, P]."""
+        members = self.membership.float()
+        near = (members @ members.T > 0) | algebra.touching(self.membership, self.elements)
+        return near.fill_diagonal_(False)
+
+    def pool(self, features: Tensor, over: Over = "image") -> Tensor:
+        """Features summed over each region, differentiable: [..., C, h, w] to [..., P, C].
+
+        The features may have another resolution than the image.
+
+        Args:
+            over: what the sum is divided by: the area of the "image" (the paper's global average
+                pooling), that of the "region", or nothing ("sum").
+        """
+        size = features.shape[-2:]
+        ids = algebra.resized(self.superpixels, size)
+        sums = algebra.pool(self.membership, ids, features)
+        if over == "sum":
+            return sums
+        if over == "image":
+            return sums / (size[0] * size[1])
+        own = algebra.pool(self.membership, ids, features.new_ones(1, *size))
+        return sums / own.clamp(min=1)
+
+    def masks(self) -> Tensor:
+        """The regions as masks, bool [P, H, W]: choose a few first."""
+        return self.membership[:, self.superpixels.long()]
+
+    def rles(self) -> list[RLE]:
+        """The regions as run-length masks."""
+        members, ids = self.membership.cpu().numpy(), self.superpixels.cpu().numpy()
+        return [rle.encode(row[ids][None])[0] for row in members]
+
+
+def _check(superpixels: npt.NDArray[Any], membership: npt.NDArray[np.bool_]) -> None:
+    if superpixels.ndim != 2 or superpixels.dtype.kind not in "iu" or superpixels.size == 0:
+        raise ValueError(
+            f"superpixels: {superpixels.dtype} {superpixels.shape}; expected whole numbers [H, W]"
+        )
+    count = membership.shape[1] if membership.ndim == 2 else -1
+    used = superpixels.min() >= 0 and superpixels.max() < count
+    if not used or not np.bincount(superpixels.ravel(), minlength=count).all():
+        raise ValueError(
+            f"superpixels {superpixels.min()}..{superpixels.max()} and membership of shape "
+            f"{membership.shape}; expected ids 0..S-1, each used, and [P, S]"
+        )
+    if not membership.any(axis=1).all():
+        raise ValueError("membership: an empty region; expected at least one superpixel in each")
