@@ -35,7 +35,7 @@ from annocoin.regions.grouping import group
 from annocoin.regions.proposals import (
     best_and_whole,
     enlarged,
-    make_scene,
+    make_mosaic,
     make_trees,
     shrunk,
 )
@@ -107,18 +107,18 @@ def ours(detector: str) -> Callable[[Image, Seconds], RegionSet]:
         with timed("boundaries", seconds):
             maps = propose.detector(small)
         with timed("superpixels", seconds):
-            scene = make_scene(small, maps, propose.superpixels)
+            mosaic = make_mosaic(small, maps, propose.superpixels)
         with timed("trees", seconds):
-            trees = make_trees(scene)
+            trees = make_trees(mosaic)
         with timed("candidates", seconds):
-            candidates = group(trees, scene.elements, scene.areas, limit=propose.candidates)
+            candidates = group(trees, mosaic.elements, mosaic.areas, limit=propose.candidates)
         with timed("ranking", seconds):
-            scores = propose.ranker(scene, candidates)
+            scores = propose.ranker(mosaic, candidates)
         with timed("selection", seconds):
-            chosen = best_and_whole(scene, candidates, scores, propose.limit)
+            chosen = best_and_whole(mosaic, candidates, scores, propose.limit)
         with timed("region set", seconds):
             return RegionSet.of(
-                enlarged(scene.ids, image.shape[:2]),
+                enlarged(mosaic.ids, image.shape[:2]),
                 candidates.members[chosen],
                 scores=scores[chosen],
                 edges=enlarged(maps.mean(axis=0), image.shape[:2]),

@@ -164,6 +164,7 @@ def augment(image: Tensor, target: Tensor, rng: np.random.Generator) -> Example:
     Where the scaled image is smaller than the crop, it is mirrored outwards and not counted there.
     """
     scale = float(np.exp(rng.uniform(*np.log(SCALES))))
+    scale = max(scale, 0.51 * CROP / min(image.shape[-2:]))  # mirrored once, not more
     side = round(CROP / scale)
     window: list[slice] = [slice(None)]
     for length in image.shape[-2:]:

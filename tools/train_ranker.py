@@ -23,9 +23,9 @@ from torch import nn
 from annocoin.data.images import read_image
 from annocoin.progress import track
 from annocoin.regions.grouping import Candidates, group
+from annocoin.regions.mosaic import Mosaic
 from annocoin.regions.proposals import RegionProposer
 from annocoin.regions.ranking import Ranker, measure
-from annocoin.regions.scene import Scene
 
 HIDDEN = 48
 BATCH = 4096
@@ -52,11 +52,11 @@ def main() -> None:
     rows, targets = [], []
     for path in track(paths, "measuring"):
         analysis = propose.analyse(read_image(path))
-        scene = analysis.scene
-        candidates = group(analysis.trees, scene.elements, scene.areas, limit=propose.candidates)
+        mosaic = analysis.mosaic
+        candidates = group(analysis.trees, mosaic.elements, mosaic.areas, limit=propose.candidates)
         truth = options.data / "groundTruth" / path.parent.name / f"{path.stem}.mat"
-        rows.append(measure(scene, candidates))
-        targets.append(target(scene, candidates, segmentations(truth)))
+        rows.append(measure(mosaic, candidates))
+        targets.append(target(mosaic, candidates, segmentations(truth)))
     weights = train(np.concatenate(rows), np.concatenate(targets), options.passes, options.seed)
     save_file(weights, options.out)
 
@@ -68,17 +68,17 @@ def segmentations(path: Path) -> list[npt.NDArray[np.integer]]:
 
 
 def target(
-    scene: Scene, candidates: Candidates, people: list[npt.NDArray[np.integer]]
+    mosaic: Mosaic, candidates: Candidates, people: list[npt.NDArray[np.integer]]
 ) -> npt.NDArray[np.float32]:
     """The overlap of each candidate with what people drew, float32 [N]."""
     members = candidates.members.astype(np.float32)
-    sizes = members @ scene.areas.astype(np.float32)
+    sizes = members @ mosaic.areas.astype(np.float32)
     best = []
     for segments in people:
         count = int(segments.max()) + 1
         table = np.bincount(
-            scene.ids.ravel().astype(np.int64) * count + segments.ravel(),
-            minlength=len(scene.areas) * count,
+            mosaic.ids.ravel().astype(np.int64) * count + segments.ravel(),
+            minlength=len(mosaic.areas) * count,
         ).reshape(-1, count)
         common = members @ table.astype(np.float32)
         union = sizes[:, None] + table.sum(axis=0) - common

@@ -13,6 +13,7 @@ import scipy.io
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch.nn import functional as F
 from torchvision.models import mobilenet_v2
 
 from annocoin.regions.network import BoundaryNet
@@ -94,13 +95,13 @@ def test_augmentation_keeps_image_and_lines_together(script: ModuleType) -> None
     target = torch.zeros(1, 200, 300)
     target[:, :, 150] = 1
     rng = np.random.default_rng(0)
+    seen = 0
     for _ in range(20):
         crop, lines = script.augment(image, target, rng)
         assert crop.shape == (3, script.CROP, script.CROP)
         assert lines.shape == (1, script.CROP, script.CROP)
-        if lines.max() == 1:
-            step = crop[0].diff(dim=0).abs().sum(0), crop[0].diff(dim=1).abs().sum(1)
-            axis = int(step[0].sum() < step[1].sum())
-            profile = crop[0].diff(dim=axis).abs().sum(1 - axis)
-            where = lines[0].amax(1 - axis).nonzero().float().mean()
-            assert abs(float(profile.argmax()) - float(where)) <= 3
+        values = crop[0][None, None]
+        near = [F.max_pool2d(sign * values, 7, stride=1, padding=3)[0, 0] for sign in (1, -1)]
+        assert ((near[0] + near[1])[lines[0] >= script.AGREE] > 0.2).all()  # dark and bright
+        seen += int((lines >= script.AGREE).any())
+    assert seen > 5

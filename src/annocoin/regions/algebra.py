@@ -7,11 +7,15 @@ pair of superpixels that touch, with the length of their border and the edge mas
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+# The product of two sparse matrices goes through a format that torch calls beta, aloud.
+warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning, __name__)
 
 EXACT_IN_FLOAT32 = 1 << 24
 """Sums of whole numbers up to here are exact in float32."""
@@ -104,7 +108,8 @@ def pool(membership: Tensor, superpixels: Tensor, features: Tensor) -> Tensor:
     count = membership.shape[1]
     leading, (channels, height, width) = features.shape[:-3], features.shape[-3:]
     flat = features.reshape(-1, height * width)
-    sums = flat.new_zeros(flat.shape[0], count).index_add(1, superpixels.flatten(), flat)
+    ids = superpixels.flatten().long()  # with 32 bits it takes three times as long
+    sums = flat.new_zeros(flat.shape[0], count).index_add(1, ids, flat)
     pooled = sums @ membership.to(features.dtype).T
     return pooled.view(*leading, channels, -1).transpose(-1, -2)
 

@@ -81,12 +81,11 @@ class JsonMasks:
 def read_mat(path: Path, size: Size, edges: Edges | None = None) -> RegionSet:
     """The proposals in one file of MCG or COB, by falling score.
 
-    Read are MCG's own output (a struct `candidates`), the downloads (the same fields at the top),
-    and COB's cells of masks (`maskmat`).
+    Read are MCG's own output (a struct whose name begins with "candidates"), the downloads (the
+    same fields at the top), and COB's cells of masks (`maskmat`).
     """
     content = _load_mat(path)
-    if "candidates" in content:
-        struct = content["candidates"]
+    for struct in [value for name, value in content.items() if name.startswith("candidates")]:
         if struct.dtype.names is None or struct.size != 1:
             raise InputError(f"{path}: candidates is {struct.dtype} {struct.shape}; not a struct")
         content = {name: struct.flat[0][name] for name in struct.dtype.names}
@@ -109,10 +108,10 @@ def read_mat(path: Path, size: Size, edges: Edges | None = None) -> RegionSet:
 
 
 def _load_mat(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
     try:
         content: dict[str, Any] = scipy.io.loadmat(path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
     except NotImplementedError:
         raise InputError(f"{path}: MATLAB's format 7.3; save it with -v7 in MATLAB") from None
     except Exception as error:  # scipy's reader raises whatever it stumbles over

@@ -14,9 +14,9 @@ from annocoin.regions.boundaries import MAX_SIDE, BoundaryDetector, Maps, lab_gr
 from annocoin.regions.elements import Elements
 from annocoin.regions.grouping import Candidates, group
 from annocoin.regions.hierarchy import Tree, average_linkage, superpixels, volume_watershed
+from annocoin.regions.mosaic import Mosaic
 from annocoin.regions.ranking import Ranker
 from annocoin.regions.region_set import RegionSet
-from annocoin.regions.scene import Scene
 from annocoin.regions.selection import select
 
 Image = npt.NDArray[np.uint8]
@@ -32,12 +32,12 @@ class Analysis:
 
     Args:
         edges: the probability of a boundary, on average over the scales, float32 [H, W].
-        scene: its superpixels.
+        mosaic: its superpixels.
         trees: how they merge; the first tree is the ultrametric contour map of `edges`.
     """
 
     edges: npt.NDArray[np.float32]
-    scene: Scene
+    mosaic: Mosaic
     trees: list[Tree]
 
 
@@ -76,17 +76,17 @@ class RegionProposer:
         """Boundaries, superpixels and trees. Long images are first reduced to 800 pixels."""
         small = shrunk(image)
         maps = self.detector(small)
-        scene = make_scene(small, maps, self.superpixels)
-        return Analysis(maps.mean(axis=0), scene, make_trees(scene))
+        mosaic = make_mosaic(small, maps, self.superpixels)
+        return Analysis(maps.mean(axis=0), mosaic, make_trees(mosaic))
 
     def choose(self, analysis: Analysis, size: Sequence[int]) -> RegionSet:
         """Candidates, ranked and selected, as regions of an image of `size`."""
-        scene = analysis.scene
-        candidates = group(analysis.trees, scene.elements, scene.areas, limit=self.candidates)
-        scores = self.ranker(scene, candidates)
-        chosen = best_and_whole(scene, candidates, scores, self.limit)
+        mosaic = analysis.mosaic
+        candidates = group(analysis.trees, mosaic.elements, mosaic.areas, limit=self.candidates)
+        scores = self.ranker(mosaic, candidates)
+        chosen = best_and_whole(mosaic, candidates, scores, self.limit)
         return RegionSet.of(
-            enlarged(scene.ids, size),
+            enlarged(mosaic.ids, size),
             candidates.members[chosen],
             scores=scores[chosen],
             edges=enlarged(analysis.edges, size),
@@ -113,33 +113,33 @@ def enlarged(values: npt.NDArray[Number], size: Sequence[int]) -> npt.NDArray[Nu
     return values[rows[:, None], columns[None, :]]
 
 
-def make_scene(image: Image, maps: Maps, limit: int) -> Scene:
+def make_mosaic(image: Image, maps: Maps, limit: int) -> Mosaic:
     """Superpixels and what is known about their borders, from boundary maps [K, H, W]."""
     average = maps.mean(axis=0)
     ids = superpixels(average + COLOUR_IN_CUT * lab_gradient(image), limit)
     elements = Elements.of(ids)
     strengths = [elements.masses(edges) / elements.lengths for edges in (average, *maps)]
-    return Scene(image, ids, elements, np.stack(strengths))
+    return Mosaic(image, ids, elements, np.stack(strengths))
 
 
-def make_trees(scene: Scene) -> list[Tree]:
+def make_trees(mosaic: Mosaic) -> list[Tree]:
     """Trees that merge the superpixels in different orders; different ones find different objects.
 
     By the mean strength of borders: on average over the scales, at each but the coarsest, and half
     by colour. By volume, a watershed hierarchy: small and faint pieces merge first.
     """
-    average, scales = scene.strengths[0], scene.strengths[2:]
-    weights = [average, *scales, (average + scene.colour_differences) / 2]
-    trees = [average_linkage(scene.elements, weight, scene.areas) for weight in weights]
-    return [*trees, volume_watershed(scene.elements, average, scene.areas)]
+    average, scales = mosaic.strengths[0], mosaic.strengths[2:]
+    weights = [average, *scales, (average + mosaic.colour_differences) / 2]
+    trees = [average_linkage(mosaic.elements, weight, mosaic.areas) for weight in weights]
+    return [*trees, volume_watershed(mosaic.elements, average, mosaic.areas)]
 
 
 def best_and_whole(
-    scene: Scene, candidates: Candidates, scores: npt.NDArray[np.float32], limit: int
+    mosaic: Mosaic, candidates: Candidates, scores: npt.NDArray[np.float32], limit: int
 ) -> npt.NDArray[np.int64]:
     """Positions of the regions to keep: the best that differ enough, and the whole image last."""
     order = np.argsort(-scores, kind="stable")
     whole = len(scores) - 1
     order = order[order != whole]
-    kept = order[select(candidates.members[order], scene.areas, limit - 1)]
+    kept = order[select(candidates.members[order], mosaic.areas, limit - 1)]
     return np.append(kept, whole)

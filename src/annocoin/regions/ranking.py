@@ -14,12 +14,16 @@ import numpy.typing as npt
 from safetensors.numpy import load as load_safetensors
 
 from annocoin.regions.grouping import Candidates
-from annocoin.regions.scene import Scene
+from annocoin.regions.mosaic import Mosaic
 
 Floats = npt.NDArray[np.float32]
 
 WEAK = (0.1, 0.2, 0.35, 0.5)
 """Strengths of border below which the share of the outline is measured."""
+
+STRENGTHS = 3
+"""The strengths of a border that are measured: on average, and at its weakest and strongest scale.
+Their number does not depend on the detector's."""
 
 BLOCK = 1024
 
@@ -33,33 +37,32 @@ class Ranker:
             weights = load_safetensors(path.read_bytes())
         self.weights = {name: value.astype(np.float32) for name, value in weights.items()}
 
-    def __call__(self, scene: Scene, candidates: Candidates) -> Floats:
+    def __call__(self, mosaic: Mosaic, candidates: Candidates) -> Floats:
         """The expected overlap of each candidate with an object, float32 [N]."""
         w = self.weights
-        x = np.clip((measure(scene, candidates) - w["mean"]) / w["spread"], -5, 5)
+        x = np.clip((measure(mosaic, candidates) - w["mean"]) / w["spread"], -5, 5)
         x = np.maximum(x @ w["0.weight"].T + w["0.bias"], 0)
         x = np.maximum(x @ w["2.weight"].T + w["2.bias"], 0)
         return np.asarray((x @ w["4.weight"].T + w["4.bias"])[:, 0], dtype=np.float32)
 
 
-def measure(scene: Scene, candidates: Candidates) -> Floats:
+def measure(mosaic: Mosaic, candidates: Candidates) -> Floats:
     """The measurements of every candidate, [N, F]."""
     members = candidates.members.astype(np.float32)
-    height, width = scene.ids.shape
-    pixels = _per_superpixel(scene)
+    height, width = mosaic.ids.shape
+    pixels = _per_superpixel(mosaic)
     sums = members @ pixels
     area = sums[:, 0]
     contact = sums[:, 1:5]  # pixels on the upper, lower, left, right side of the image
     place = sums[:, 5:7] / area[:, None] / (width, height) - 0.5
     colour = sums[:, 7:10] / area[:, None]
     variance = sums[:, 10] / area - (colour**2).sum(axis=1)
-    boxes = _boxes(scene.ids, candidates.members)
+    boxes = _boxes(mosaic.ids, candidates.members)
     box_width, box_height = (boxes[:, 2] - boxes[:, 0]), (boxes[:, 3] - boxes[:, 1])
-    outline, inside = _borders(scene, candidates.members, members)
+    outline, inside = _borders(mosaic, candidates.members, members)
     length, inner = outline[:, 0] + 1e-3, inside[:, 0]
     on_outline = outline[:, 1:] / length[:, None]
     within = inside[:, 1:] / (inner[:, None] + 1)
-    scales = len(scene.strengths)
     share = np.log(area / (height * width))
     touches = (contact > 0).astype(np.float32)
     mean_colour = pixels[:, 7:10].sum(axis=0) / (height * width)
@@ -86,7 +89,7 @@ def measure(scene: Scene, candidates: Candidates) -> Floats:
         inner / np.sqrt(area),
         *on_outline.T,
         *within.T,
-        *(on_outline[:, :scales] - within[:, :scales]).T,
+        *(on_outline[:, :STRENGTHS] - within[:, :STRENGTHS]).T,
         *(candidates.parts == parts for parts in (1, 2, 3)),
         np.log1p(candidates.places) / 8,
         np.log1p(order) / 8,
@@ -94,19 +97,19 @@ def measure(scene: Scene, candidates: Candidates) -> Floats:
     return np.stack(columns, axis=1).astype(np.float32)
 
 
-def _per_superpixel(scene: Scene) -> Floats:
+def _per_superpixel(mosaic: Mosaic) -> Floats:
     """Sums over each superpixel, [S, 11]: area, contact with the image's sides, x, y, Lab, Lab²."""
-    ids, count = scene.ids, len(scene.areas)
+    ids, count = mosaic.ids, len(mosaic.areas)
     height, width = ids.shape
     sides = [
         np.bincount(side, minlength=count) for side in (ids[0], ids[-1], ids[:, 0], ids[:, -1])
     ]
-    rest = scene.sums(
+    rest = mosaic.sums(
         np.tile(np.arange(width), height),
         np.repeat(np.arange(height), width),
-        (scene.lab**2).sum(axis=1),
+        (mosaic.lab**2).sum(axis=1),
     )
-    table = [scene.areas, *sides, *rest[:, :2].T, *scene.colour_sums.T, rest[:, 2]]
+    table = [mosaic.areas, *sides, *rest[:, :2].T, *mosaic.colour_sums.T, rest[:, 2]]
     return np.stack(table, axis=1).astype(np.float32)
 
 
@@ -127,19 +130,25 @@ def _boxes(ids: npt.NDArray[np.int32], members: npt.NDArray[np.bool_]) -> Floats
 
 
 def _borders(
-    scene: Scene, members: npt.NDArray[np.bool_], numbers: Floats
+    mosaic: Mosaic, members: npt.NDArray[np.bool_], numbers: Floats
 ) -> tuple[Floats, Floats]:
     """Sums over the borders on each candidate's outline and inside of it, [N, B] both.
 
     The first column is the length, then the strengths, the length of weak border, the colours.
     """
-    lengths = scene.elements.lengths
-    weak = [(scene.strengths[0] < limit) * lengths for limit in WEAK]
-    table = np.stack(
-        [lengths, *(scene.strengths * lengths), *weak, scene.colour_differences * lengths]
-    )
+    lengths = mosaic.elements.lengths
+    average, scales = mosaic.strengths[0], mosaic.strengths[1:]
+    values = [
+        np.ones_like(average),
+        average,
+        scales.min(axis=0),
+        scales.max(axis=0),
+        *(average < limit for limit in WEAK),
+        mosaic.colour_differences,
+    ]
+    table = np.stack(values) * lengths
     stats = table.astype(np.float32)
-    first, second = scene.elements.pairs.T
+    first, second = mosaic.elements.pairs.T
     columns = np.ascontiguousarray(members.T)
     outline = np.empty((len(members), len(stats)), dtype=np.float32)
     for start in range(0, len(members), BLOCK):

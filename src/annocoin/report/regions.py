@@ -20,13 +20,13 @@ def draw_regions(
 ) -> Picture:
     """Panels: the image, its boundaries, contours and superpixels, then the best regions."""
     size = image.shape[:2]
-    scene = analysis.scene
-    heights = contours(analysis.trees[0], scene.ids, scene.elements)
+    mosaic = analysis.mosaic
+    heights = contours(analysis.trees[0], mosaic.ids, mosaic.elements)
     panels = [
         (image, "image"),
         (_grey(enlarged(analysis.edges, size)), "boundaries"),
         (_grey(enlarged(heights, size)), "hierarchy (contours)"),
-        (_mosaic(image, regions), f"{regions.membership.shape[1]} superpixels"),
+        (_mean_colours(image, regions), f"{regions.membership.shape[1]} superpixels"),
     ]
     chosen = regions[:best]
     for i, mask in enumerate(chosen.masks().numpy()):
@@ -50,7 +50,7 @@ def _grey(values: npt.NDArray[np.generic]) -> Picture:
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
-def _mosaic(image: Picture, regions: RegionSet) -> Picture:
+def _mean_colours(image: Picture, regions: RegionSet) -> Picture:
     """Every superpixel in its mean colour."""
     ids = regions.superpixels.numpy()
     areas = regions.superpixel_areas.numpy()

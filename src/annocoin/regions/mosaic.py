@@ -1,4 +1,4 @@
-"""Scene: an image cut into superpixels, and what is known about them and their borders."""
+"""Mosaic: an image cut into superpixels, and what is known about them and their borders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLOUR_SPREAD = 20.0
 
 
 @dataclass(frozen=True)
-class Scene:
+class Mosaic:
     """What trees, candidates and their ranking are made from.
 
     Args:

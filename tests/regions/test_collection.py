@@ -1,0 +1,246 @@
+"""The regions of a dataset: made by several processes, interrupted, gone on with, exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+
+from annocoin import InputError, Problems
+from annocoin import masks as rle
+from annocoin.data.loading import load_labelled
+from annocoin.regions import (
+    RegionFolder,
+    RegionOptions,
+    export_regions,
+    make_regions,
+)
+from pictures import picture
+
+Run = Callable[..., Any]
+OPTIONS = RegionOptions("gradient", limit=40)
+
+
+@pytest.fixture(scope="module")
+def made(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Regions of the eight scenes, made in this process."""
+    out = tmp_path_factory.mktemp("made") / "regions"
+    make_regions(load_labelled(scenes), out, OPTIONS, jobs=1)
+    return out
+
+
+def same(first: RegionFolder, second: RegionFolder) -> bool:
+    return list(first) == list(second) and all(
+        torch.equal(first[i].membership, second[i].membership)
+        and torch.equal(first[i].superpixels, second[i].superpixels)
+        and torch.equal(first[i].masses, second[i].masses)
+        for i in first
+    )
+
+
+def test_every_image_has_its_regions(scenes: Path, made: Path) -> None:
+    folder = RegionFolder(made)
+    labelled = load_labelled(scenes)
+    assert list(folder) == [image.image_id for image in labelled]
+    assert all(folder[image.image_id].size == image.annotation.size for image in labelled)
+    assert {len(regions) <= 40 for regions in folder.values()} == {True}
+
+
+def test_processes_make_the_same_and_the_rest_is_left_alone(
+    annocoin: Run, scenes: Path, made: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "regions"
+    words = ("--out", out, "--jobs", 2, "--limit", 40, "--boundaries", "gradient")
+    outcome = annocoin("regions", scenes, *words)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "regions of 8 images" in outcome.out
+    assert same(RegionFolder(made), RegionFolder(out))
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("*.npz")}
+    removed = next(iter(stamps))
+    removed.unlink()
+    assert len(RegionFolder(out)) == 7
+    assert annocoin("regions", scenes, *words).code == 0
+    assert same(RegionFolder(made), RegionFolder(out))
+    untouched = [path for path in stamps if path != removed]
+    assert all(path.stat().st_mtime_ns == stamps[path] for path in untouched)
+
+
+def test_killed_at_any_moment_the_same_command_goes_on(
+    scenes: Path, made: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "regions"
+    command = [sys.executable, "-m", "annocoin", "regions", str(scenes), "--out", str(out)]
+    command += ["--jobs", "2", "--limit", "40", "--boundaries", "gradient"]
+    process = subprocess.Popen(command, start_new_session=True)
+    while not list(out.glob("*.npz")) and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert list(out.glob("*.npz"))
+    subprocess.run(command, check=True, capture_output=True)
+    assert same(RegionFolder(made), RegionFolder(out))
+
+
+def test_other_options_need_another_folder(scenes: Path, made: Path) -> None:
+    with pytest.raises(InputError, match="made with limit 40, now it is 50"):
+        make_regions(load_labelled(scenes), made, RegionOptions("gradient", 50))
+    with pytest.raises(InputError, match="made with boundaries gradient"):
+        make_regions(load_labelled(scenes), made, RegionOptions("network", 40))
+
+
+def test_another_split_joins_the_folder(scenes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "regions"
+    for split in ("val", "train"):
+        make_regions(load_labelled(scenes, split=split), out, OPTIONS, jobs=1)
+    assert set(RegionFolder(out)) == {image.image_id for image in load_labelled(scenes)}
+
+
+def test_another_dataset_with_the_same_names_is_refused(scenes: Path, tmp_path: Path) -> None:
+    picture(tmp_path / "data/images/x.png")
+    (tmp_path / "data/labels.csv").write_text("image,label\nx.png,cat\n")
+    labelled = load_labelled(tmp_path / "data")
+    make_regions(labelled, tmp_path / "out", OPTIONS, jobs=1)
+    index = tmp_path / "out/regions.json"
+    index.write_text(index.read_text().replace('"image_id": "x"', '"image_id": "y"'))
+    with pytest.raises(InputError, match="belongs to image 'y'"):
+        make_regions(labelled, tmp_path / "out", OPTIONS, jobs=1)
+
+
+def test_a_folder_of_something_else_is_not_written_to(scenes: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="give a new or empty folder"):
+        make_regions(load_labelled(scenes), tmp_path, OPTIONS)
+    with pytest.raises(InputError, match=r"no regions\.json"):
+        RegionFolder(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_bad_image_stops_the_work_or_is_skipped(tmp_path: Path, jobs: int) -> None:
+    for name in ("a.png", "b.png", "c.png"):
+        picture(tmp_path / "data/images" / name)
+    (tmp_path / "data/labels.csv").write_text("image,label\na.png,cat\nb.png,cat\nc.png,cat\n")
+    labelled = load_labelled(tmp_path / "data")
+    (tmp_path / "data/images/b.png").write_bytes(b"\x89PNG broken")
+    with pytest.raises(InputError, match=r"b\.png"):
+        make_regions(labelled, tmp_path / "out", OPTIONS, jobs=jobs)
+    problems = Problems(skip=True)
+    folder = make_regions(labelled, tmp_path / "out", OPTIONS, jobs=jobs, problems=problems)
+    assert sorted(map(str, folder)) == ["a", "c"]
+    assert len(problems.skipped) == 1
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_numbers_must_make_sense(scenes: Path, tmp_path: Path, jobs: int) -> None:
+    with pytest.raises(InputError, match="at least 1"):
+        make_regions(load_labelled(scenes), tmp_path / "r", OPTIONS, jobs=jobs)
+    with pytest.raises(InputError, match="at least 1"):
+        make_regions(load_labelled(scenes), tmp_path / "r", RegionOptions("gradient", jobs))
+    assert not (tmp_path / "r").exists()
+
+
+def test_export_and_import_are_exact(
+    annocoin: Run, scenes: Path, made: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "masks.json"
+    outcome = annocoin("regions", "export", made, "--out", file)
+    assert (outcome.code, outcome.err) == (0, "")
+    entries = json.loads(file.read_text())
+    folder = RegionFolder(made)
+    assert len(entries) == sum(len(regions) for regions in folder.values())
+    assert set(entries[0]) == {"image_id", "segmentation", "score", "bbox"}
+    for entry in entries[:: len(entries) // 20]:
+        mask = rle.from_json(entry["segmentation"], (64, 64), "test")
+        x0, y0, x1, y1 = rle.boxes([mask])[0].tolist()
+        assert entry["bbox"] == [x0, y0, x1 - x0, y1 - y0]
+    words = ("--from", f"coco:{file}", "--boundaries", "gradient", "--jobs", 1)
+    outcome = annocoin("regions", scenes, "--out", tmp_path / "back", *words)
+    assert (outcome.code, outcome.err) == (0, "")
+    back = RegionFolder(tmp_path / "back")
+    for image_id in folder:
+        ours = {mask.tobytes() for mask in folder[image_id].masks().numpy()}
+        theirs = {mask.tobytes() for mask in back[image_id].masks().numpy()}
+        assert ours == theirs
+        assert back[image_id].masses.sum() > 0
+
+
+def test_the_best_regions_alone_are_exported(made: Path, tmp_path: Path) -> None:
+    folder = RegionFolder(made)
+    assert export_regions(folder, tmp_path / "m.json", limit=3) == 24
+    entries = json.loads((tmp_path / "m.json").read_text())
+    first = next(iter(folder))
+    own = [e["score"] for e in entries if e["image_id"] == first]
+    assert own == pytest.approx(folder[first].scores[:3].tolist(), abs=1e-5)
+
+
+def test_mcg_files_become_regions(annocoin: Run, scenes: Path, tmp_path: Path) -> None:
+    cells = np.empty((2, 1), dtype=object)
+    cells[0, 0], cells[1, 0] = np.array([[1]]), np.array([[1, 2]])
+    ids = np.ones((64, 64), np.uint32)
+    ids[:, 32:] = 2
+    (tmp_path / "mcg").mkdir()
+    for image in load_labelled(scenes):
+        path = tmp_path / "mcg" / f"{image.image_id}.mat"
+        scipy.io.savemat(path, {"superpixels": ids, "labels": cells, "scores": [[0.9], [0.1]]})
+    out = tmp_path / "regions"
+    words = ("--from", f"mcg:{tmp_path / 'mcg'}", "--boundaries", "gradient", "--jobs", 1)
+    assert annocoin("regions", scenes, "--out", out, *words).code == 0
+    regions = next(iter(RegionFolder(out).values()))
+    assert torch.equal(regions.masks()[0], torch.from_numpy(ids == 1))
+    next((tmp_path / "mcg").iterdir()).write_bytes(b"broken")
+    outcome = annocoin("regions", scenes, "--out", tmp_path / "again", *words)
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) == 1
+    assert "broken .mat file" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nothing", "--out", "x"), "no such file or folder"),
+        (("{scenes}",), "--out"),
+        (("{scenes}", "--out", "{tmp}/r", "--from", "sam:x"), "expected mcg:DIR or coco:FILE"),
+        (("{scenes}", "--out", "{tmp}/r", "--boundaries", "canny"), "expected one of network"),
+        (("{scenes}", "--out", "{tmp}/r", "--jobs", "0"), "at least 1"),
+        (("show", "nothing.png", "--out", "{tmp}/x.png"), "no such image file"),
+        (("show", "{tmp}/a.png", "--out", "{tmp}/x.gif"), "ends in .png or .jpg"),
+        (("show", "{tmp}/a.png", "--out", "{tmp}/a.png"), "that is the input"),
+        (("export", "{tmp}", "--out", "{tmp}/x.json"), "no regions.json"),
+    ],
+)
+def test_bad_words_are_one_line(
+    annocoin: Run, scenes: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    picture(tmp_path / "a.png")
+    filled = [word.format(scenes=scenes, tmp=tmp_path) for word in words]
+    outcome = annocoin("regions", *filled)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_help_names_all_three(annocoin: Run) -> None:
+    for words in (("regions",), ("regions", "--help")):
+        outcome = annocoin(*words)
+        assert all(word in outcome.out + outcome.err for word in ("make", "show", "export"))
+
+
+def test_an_image_is_shown(annocoin: Run, scenes: Path, tmp_path: Path) -> None:
+    image = next((scenes / "JPEGImages").iterdir())
+    out = tmp_path / "shown.png"
+    outcome = annocoin("regions", "show", image, "--out", out, "--limit", 30)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "30 regions" in outcome.out
+    assert out.stat().st_size > 10_000

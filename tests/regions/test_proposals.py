@@ -1,0 +1,118 @@
+"""From any image to regions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from annocoin.data.images import read_image
+from annocoin.data.synthetic import render_scene
+from annocoin.regions import BoundaryDetector, RegionProposer, RegionSet
+from annocoin.regions.proposals import enlarged, shrunk
+
+
+@pytest.fixture(scope="module")
+def propose() -> RegionProposer:
+    return RegionProposer(BoundaryDetector("gradient"))
+
+
+@pytest.fixture(scope="module")
+def photo() -> np.ndarray:
+    return np.asarray(render_scene(0, 5, (160, 160)).image)
+
+
+def test_regions_cover_the_objects_of_a_scene() -> None:
+    """On average over scenes, with the network: far better than chance, far from perfect."""
+    propose = RegionProposer()
+    best = []
+    for seed in range(6):
+        scene = render_scene(seed, 0)
+        truth = torch.from_numpy(np.stack([scene.ids == i + 1 for i in range(len(scene.labels))]))
+        best += propose(scene.image).iou_with(truth).amax(dim=0).tolist()
+    assert np.mean(best) > 0.75
+
+
+def test_a_region_set_is_whole(propose: RegionProposer, photo: np.ndarray) -> None:
+    regions = propose(photo)
+    assert regions.size == photo.shape[:2]
+    assert 1 < len(regions) <= 1000
+    assert regions.membership.shape[1] <= 600
+    assert len({row.tobytes() for row in regions.membership.numpy()}) == len(regions)
+    assert regions.membership[-1].all()  # the whole image
+    assert not regions.membership[:-1].all(dim=1).any()
+    assert torch.isfinite(regions.scores).all()
+    assert (regions.masses <= regions.lengths + 1e-4).all()
+    assert regions.masses.sum() > 0
+
+
+def test_the_same_image_gives_the_same_regions(propose: RegionProposer, photo: np.ndarray) -> None:
+    first, second = propose(photo), propose(photo.copy())
+    assert torch.equal(first.superpixels, second.superpixels)
+    assert torch.equal(first.membership, second.membership)
+    assert torch.equal(first.scores, second.scores)
+
+
+@pytest.mark.parametrize(("limit", "superpixels"), [(1, 600), (2, 2), (20, 30)])
+def test_limits_hold(photo: np.ndarray, limit: int, superpixels: int) -> None:
+    detector = BoundaryDetector("gradient", scales=(1.0,))
+    found = RegionProposer(detector, limit=limit, superpixels=superpixels)(photo)
+    assert 1 <= len(found) <= limit
+    assert found.membership.shape[1] <= superpixels
+    assert found.membership[-1].all()
+
+
+@pytest.mark.parametrize("kind", ["network", "gradient"])
+@pytest.mark.parametrize("size", [(1, 1), (1, 30), (2, 2), (40, 3), (17, 23)])
+def test_tiny_images_have_regions(kind: str, size: tuple[int, int]) -> None:
+    rng = np.random.default_rng(1)
+    propose = RegionProposer(BoundaryDetector(kind))  # type: ignore[arg-type]
+    for image in (
+        rng.integers(0, 256, (*size, 3), dtype=np.uint8),
+        np.full((*size, 3), 77, np.uint8),  # constant colour
+    ):
+        regions = propose(image)
+        assert regions.size == size
+        assert len(regions) >= 1
+        assert regions.membership[-1].all()
+
+
+def test_a_huge_image_is_cut_at_a_bearable_size(propose: RegionProposer) -> None:
+    image = np.full((6000, 8000, 3), 90, np.uint8)
+    cv2.circle(image, (3000, 2500), 1500, (240, 200, 30), -1)
+    regions = propose(image)
+    assert regions.size == (6000, 8000)
+    disc = torch.from_numpy(image[None, :, :, 2] == 30)
+    small = regions[regions.areas < 20e6]
+    assert small.iou_with(disc).max() > 0.95
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "I;16", "P", "1"])
+def test_every_kind_of_image_file_goes_through(
+    propose: RegionProposer, tmp_path: Path, mode: str
+) -> None:
+    values = np.zeros((100, 120), np.uint16)
+    values[20:70, 30:100] = 60_000
+    if mode == "I;16":
+        Image.fromarray(values).save(tmp_path / "a.png")
+    else:
+        Image.fromarray((values // 256).astype(np.uint8)).convert(mode).save(tmp_path / "a.png")
+    regions = propose(read_image(tmp_path / "a.png"))
+    box = torch.from_numpy(values[None] > 0)
+    assert regions.iou_with(box).max() > 0.9
+
+
+def test_shrinking_and_enlarging() -> None:
+    image = np.zeros((100, 3000, 3), np.uint8)
+    assert shrunk(image).shape == (27, 800, 3)
+    assert shrunk(np.zeros((2, 4000, 3), np.uint8)).shape == (1, 800, 3)
+    assert shrunk(image[:, :800]).shape == (100, 800, 3)
+    values = np.arange(6).reshape(2, 3)
+    large = enlarged(values, (5, 7))
+    assert np.unique(large).tolist() == [0, 1, 2, 3, 4, 5]
+    assert enlarged(values, (2, 3)) is values
+    assert RegionSet.of(large, np.eye(6)).areas.sum() == 35

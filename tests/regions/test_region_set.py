@@ -1,0 +1,199 @@
+"""Every question to a region set has the answer that counting pixels gives."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annocoin import masks as rle
+from annocoin.regions import RegionSet, algebra
+from regions.worlds import World, worlds
+
+
+def pixel_sides(world: World) -> list[tuple[tuple[int, int], tuple[int, int], float]]:
+    """All pairs of neighbouring pixels with the greater of their edge values."""
+    height, width = world.ids.shape
+    sides = []
+    for y, x in itertools.product(range(height), range(width)):
+        for other in ((y, x + 1), (y + 1, x)):
+            if other[0] < height and other[1] < width:
+                value = max(world.edges[y, x], world.edges[other])
+                sides.append(((y, x), other, float(value)))
+    return sides
+
+
+def separating(world: World, u: int, v: int) -> list[float]:
+    """Edge values on the pixel sides that separate two regions, straight from the definition."""
+    first, second = world.masks[u], world.masks[v]
+    both = first | second
+    found = []
+    for a, b, value in pixel_sides(world):
+        crosses = first[a] != first[b] or second[a] != second[b]
+        if both[a] and both[b] and crosses and world.ids[a] != world.ids[b]:
+            found.append(value)
+    return found
+
+
+@given(worlds())
+def test_areas_boxes_and_masks(world: World) -> None:
+    regions = world.regions
+    masks = world.masks
+    assert torch.equal(regions.masks(), torch.from_numpy(masks))
+    assert regions.areas.tolist() == masks.sum(axis=(1, 2)).tolist()
+    assert regions.superpixel_areas.tolist() == np.bincount(world.ids.ravel()).tolist()
+    for mask, box, encoded in zip(masks, regions.boxes.tolist(), regions.rles(), strict=True):
+        rows, columns = np.nonzero(mask)
+        assert box == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert (rle.decode([encoded], world.ids.shape)[0] == mask).all()
+
+
+@given(worlds())
+def test_overlaps(world: World) -> None:
+    regions = world.regions
+    iou, share, common = regions.iou(), regions.containment(), regions.intersections()
+    for u, v in itertools.product(range(len(regions)), repeat=2):
+        first, second = world.masks[u], world.masks[v]
+        inside = (first & second).sum()
+        assert common[u, v] == inside
+        assert iou[u, v] == pytest.approx(inside / (first | second).sum(), abs=1e-6)
+        assert share[u, v] == pytest.approx(inside / first.sum(), abs=1e-6)
+
+
+@given(worlds(), worlds())
+def test_overlap_with_masks_of_any_kind(world: World, other: World) -> None:
+    shape = world.ids.shape
+    masks = np.resize(other.masks, (3, *shape))
+    found = world.regions.iou_with(torch.from_numpy(masks))
+    for u, v in itertools.product(range(len(world.members)), range(3)):
+        union = (world.masks[u] | masks[v]).sum()
+        expected = (world.masks[u] & masks[v]).sum() / union
+        assert found[u, v] == pytest.approx(expected, abs=1e-6)
+
+
+@given(worlds(), st.integers(0, 10**6))
+def test_points_and_boxes(world: World, seed: int) -> None:
+    height, width = world.ids.shape
+    rng = np.random.default_rng(seed)
+    points = rng.random((4, 2)) * (width, height)
+    points[0] = (width, height)  # the far corner belongs to the last pixel
+    holds = world.regions.contains(torch.from_numpy(points))
+    for i, (x, y) in enumerate(points):
+        pixel = min(int(y), height - 1), min(int(x), width - 1)
+        assert holds[:, i].tolist() == world.masks[:, pixel[0], pixel[1]].tolist()
+    box = torch.tensor([[0.0, 0.0, width / 2, height]])
+    found = world.regions.box_iou(box)
+    for u, (x0, y0, x1, y1) in enumerate(world.regions.boxes.tolist()):
+        inter = max(0.0, min(x1, width / 2) - x0) * (y1 - y0)
+        union = (x1 - x0) * (y1 - y0) + width / 2 * height - inter
+        assert found[u, 0] == pytest.approx(inter / union, abs=1e-6)
+
+
+@given(worlds())
+def test_edge_mass_between_regions(world: World) -> None:
+    total, mean = world.regions.edge_mass(), world.regions.edge_mass(mean=True)
+    assert torch.equal(total, total.T)
+    for u, v in itertools.product(range(len(world.members)), repeat=2):
+        values = separating(world, u, v)
+        assert total[u, v] == pytest.approx(sum(values), abs=1e-4)
+        assert mean[u, v] == pytest.approx(np.mean(values) if values else 0, abs=1e-4)
+
+
+@given(worlds())
+def test_neighbours_overlap_or_touch(world: World) -> None:
+    near = world.regions.neighbours()
+    for u, v in itertools.product(range(len(world.members)), repeat=2):
+        first, second = world.masks[u], world.masks[v]
+        touch = any(
+            (first[a] and second[b]) or (first[b] and second[a]) for a, b, _ in pixel_sides(world)
+        )
+        expected = u != v and bool((first & second).any() or touch)
+        assert bool(near[u, v]) == expected
+
+
+@given(worlds(), st.sampled_from(["image", "region", "sum"]), st.booleans())
+def test_pooled_features_and_their_gradient(world: World, over: str, batched: bool) -> None:
+    shape = (2, 3, *world.ids.shape) if batched else (3, *world.ids.shape)
+    features = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+    pooled = world.regions.pool(features, over)  # type: ignore[arg-type]
+    masks = torch.from_numpy(world.masks).double()
+    naive = torch.einsum("...chw,phw->...pc", features, masks)
+    if over == "image":
+        naive = naive / world.ids.size
+    elif over == "region":
+        naive = naive / masks.sum(dim=(1, 2))[:, None]
+    torch.testing.assert_close(pooled, naive)
+    weights = torch.rand_like(pooled)
+    (ours,) = torch.autograd.grad((pooled * weights).sum(), features)
+    (theirs,) = torch.autograd.grad((naive * weights).sum(), features)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_features_of_another_resolution_take_the_superpixel_under_their_centre() -> None:
+    ids = np.array([[0, 0, 0, 1], [0, 0, 0, 1], [2, 2, 2, 2], [2, 2, 2, 2]])
+    regions = RegionSet.of(ids, np.eye(3))
+    assert algebra.resized(regions.superpixels, (2, 2)).tolist() == [[0, 1], [2, 2]]
+    features = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
+    assert regions.pool(features, "sum").flatten().tolist() == [1.0, 2.0, 7.0]
+    assert regions.pool(features, "region").flatten().tolist() == [1.0, 2.0, 3.5]
+    fine = torch.ones(1, 8, 8)
+    assert regions.pool(fine).flatten().tolist() == [24 / 64, 8 / 64, 32 / 64]
+
+
+@given(worlds(), st.integers(0, 10**6))
+def test_selection_keeps_what_was_chosen(world: World, seed: int) -> None:
+    regions = world.regions
+    rng = np.random.default_rng(seed)
+    keep = torch.from_numpy(rng.random(len(regions)) < 0.5)
+    chosen = regions[keep]
+    assert torch.equal(chosen.masks(), regions.masks()[keep])
+    assert torch.equal(chosen.scores, regions.scores[keep])
+    assert torch.equal(regions[[0]].masks(), regions[0].masks())
+    assert len(regions[:2]) == min(2, len(regions))
+    moved = chosen.to("cpu")
+    assert torch.equal(moved.masses, regions.masses)
+
+
+def test_intersections_stay_exact_in_huge_images() -> None:
+    areas = torch.tensor([2**25 + 1, 1])  # float32 would lose the one
+    members = torch.tensor([[True, False], [True, True]])
+    found = algebra.intersections(members, areas)
+    assert found.tolist() == [[2**25 + 1, 2**25 + 1], [2**25 + 1, 2**25 + 2]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "members", "message"),
+    [
+        (np.zeros((2, 2)), [[1]], "whole numbers"),
+        (np.zeros((2, 2, 1), int), [[1]], "whole numbers"),
+        (np.zeros((0, 3), int), [[1]], "whole numbers"),
+        (np.array([[0, 2]]), [[1, 1, 1]], "each used"),
+        (np.array([[0, 1]]), [[1]], "each used"),
+        (np.array([[-1, 0]]), [[1]], "each used"),
+        (np.array([[0, 1]]), [1, 1], "each used"),
+        (np.array([[0, 1]]), [[1, 0], [0, 0]], "empty region"),
+    ],
+)
+def test_what_is_no_region_set_is_refused(ids: object, members: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RegionSet.of(ids, members)  # type: ignore[arg-type]
+
+
+def test_scores_and_masses_must_fit() -> None:
+    with pytest.raises(ValueError, match="expected"):
+        RegionSet.of(np.array([[0, 1]]), [[1, 0]], scores=[1.0, 2.0])
+    with pytest.raises(ValueError, match="expected"):
+        RegionSet.of(np.array([[0, 1]]), [[1, 0]], masses=[1.0, 2.0])
+
+
+def test_no_regions_are_a_region_set_too() -> None:
+    none = RegionSet.of(np.array([[0, 1]]), np.zeros((0, 2)))
+    assert len(none) == 0
+    assert none.iou().shape == none.edge_mass().shape == none.neighbours().shape == (0, 0)
+    assert none.boxes.shape == (0, 4)
+    assert none.pool(torch.ones(3, 1, 2)).shape == (0, 3)
+    assert none.rles() == []

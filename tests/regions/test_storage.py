@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from annocoin import InputError
+from annocoin.regions import RegionSet, read_regions, write_regions
+from regions.worlds import World, worlds
+
+FIELDS = ["superpixels", "membership", "scores", "elements", "lengths", "masses"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("regions")
+
+
+@given(world=worlds())
+def test_what_is_read_is_what_was_written(folder: Path, world: World) -> None:
+    path = folder / "a.npz"
+    write_regions(path, world.regions)
+    found = read_regions(path)
+    for name in FIELDS:
+        assert torch.equal(getattr(found, name), getattr(world.regions, name)), name
+
+
+def test_many_superpixels_need_wider_numbers(tmp_path: Path) -> None:
+    ids = np.arange(40_000)[::-1].reshape(2, 20_000).copy()
+    ids[0], ids[1] = ids[0][::-1].copy(), ids[1]
+    regions = RegionSet.of(ids, np.ones((1, 40_000)))
+    write_regions(tmp_path / "a.npz", regions)
+    assert torch.equal(read_regions(tmp_path / "a.npz").superpixels, regions.superpixels)
+
+
+def test_a_photograph_takes_tens_of_kilobytes(tmp_path: Path) -> None:
+    """600 superpixels of 20 x 15 pixels, 1,000 regions that are unions of neighbours."""
+    rows, columns = np.mgrid[:360, :500]
+    ids = rows // 18 * 30 + np.minimum(columns // 17, 29)
+    rng = np.random.default_rng(0)
+    y, x = np.divmod(np.arange(600), 30)
+    centre, radius = rng.random((1000, 2, 1)) * (20, 30)[0], rng.uniform(1, 12, (1000, 1))
+    members = np.hypot(y - centre[:, 0], x - 1.5 * centre[:, 1]) < radius
+    members[np.arange(1000), rng.integers(0, 600, 1000)] = True
+    write_regions(tmp_path / "a.npz", RegionSet.of(ids, members, edges=rng.random(ids.shape)))
+    assert (tmp_path / "a.npz").stat().st_size < 80_000
+
+
+def spoiled(path: Path, **changes: Any) -> Path:
+    with np.load(path) as file:
+        fields = {name: file[name] for name in file.files} | changes
+    content = io.BytesIO()
+    np.savez_compressed(content, **{k: v for k, v in fields.items() if v is not None})
+    path.write_bytes(content.getvalue())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": np.asarray(9)}, "version 9"),
+        ({"version": np.asarray([1, 1])}, "version"),
+        ({"scores": None}, "scores"),
+        ({"scores": np.ones(7, np.float32)}, "scores"),
+        ({"scores": np.ones((2, 2), np.float32)}, "scores"),
+        ({"masses": np.ones(50, np.float32)}, "masses"),
+        ({"shape": np.asarray([2, 3, 2])}, "shape"),
+        ({"shape": np.asarray([2, 4, 2, 2])}, "map"),
+        ({"shape": np.asarray([2, 3, 200, 2])}, "bits"),
+        ({"shape": np.asarray([2, 3, -1, 2])}, "bits"),
+        ({"superpixels": np.full((2, 3), 9, np.int16)}, "each used"),
+        ({"superpixels": np.ones((2, 3))}, "superpixels"),
+        ({"membership": np.asarray(["x"], dtype=object)}, "pickle|Object"),
+    ],
+)
+def test_a_spoiled_file_is_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = tmp_path / "a.npz"
+    write_regions(path, RegionSet.of(np.array([[0, 0, 1]] * 2), np.eye(2)))
+    with pytest.raises(InputError, match=message) as error:
+        read_regions(spoiled(path, **changes))
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 200])
+def test_a_file_cut_short_or_of_another_kind_is_one_line(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "a.npz"
+    write_regions(path, RegionSet.of(np.array([[0, 0, 1]] * 2), np.eye(2)))
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(InputError, match="make it again"):
+        read_regions(path)
+    path.write_text("not a zip")
+    with pytest.raises(InputError, match="make it again"):
+        read_regions(path)
+    with pytest.raises(InputError, match="no such file"):
+        read_regions(tmp_path / "b.npz")
