@@ -111,7 +111,7 @@ def ours(detector: str) -> Callable[[Image, Seconds], RegionSet]:
         with timed("trees", seconds):
             trees = make_trees(mosaic)
         with timed("candidates", seconds):
-            candidates = group(trees, mosaic.elements, mosaic.areas, limit=propose.candidates)
+            candidates = group(trees, mosaic, propose.candidates)
         with timed("ranking", seconds):
             scores = propose.ranker(mosaic, candidates)
         with timed("selection", seconds):

@@ -3,8 +3,9 @@
     python tools/train_ranker.py BSDS500 --out src/annocoin/regions/ranker.safetensors
 
 BSDS500 holds `images/{train,val}` and `groundTruth/{train,val}`. The network learns to foresee a
-candidate's best IoU with the segments that people drew: half the mean over the annotators, half the
-best of them. Run it again whenever the boundary detector, the trees or the grouping change.
+candidate's best IoU with the objects that people outlined: half the mean over the annotators, half
+the best of them. A segment that touches two or more sides of the image is taken for background.
+Run it again whenever the boundary detector, the trees or the grouping change.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main() -> None:
     for path in track(paths, "measuring"):
         analysis = propose.analyse(read_image(path))
         mosaic = analysis.mosaic
-        candidates = group(analysis.trees, mosaic.elements, mosaic.areas, limit=propose.candidates)
+        candidates = group(analysis.trees, mosaic, propose.candidates)
         truth = options.data / "groundTruth" / path.parent.name / f"{path.stem}.mat"
         rows.append(measure(mosaic, candidates))
         targets.append(target(mosaic, candidates, segmentations(truth)))
@@ -70,7 +71,7 @@ def segmentations(path: Path) -> list[npt.NDArray[np.integer]]:
 def target(
     mosaic: Mosaic, candidates: Candidates, people: list[npt.NDArray[np.integer]]
 ) -> npt.NDArray[np.float32]:
-    """The overlap of each candidate with what people drew, float32 [N]."""
+    """The overlap of each candidate with the objects that people outlined, float32 [N]."""
     members = candidates.members.astype(np.float32)
     sizes = members @ mosaic.areas.astype(np.float32)
     best = []
@@ -82,9 +83,16 @@ def target(
         ).reshape(-1, count)
         common = members @ table.astype(np.float32)
         union = sizes[:, None] + table.sum(axis=0) - common
-        best.append((common / union).max(axis=1))
+        best.append((common / union * (sides_touched(segments) < 2)).max(axis=1))
     overlaps = np.stack(best)
     return ((overlaps.mean(axis=0) + overlaps.max(axis=0)) / 2).astype(np.float32)
+
+
+def sides_touched(segments: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """How many sides of the image each segment touches, [max id + 1]."""
+    sides = (segments[0], segments[-1], segments[:, 0], segments[:, -1])
+    touched = [np.bincount(side, minlength=int(segments.max()) + 1) > 0 for side in sides]
+    return np.sum(touched, axis=0)
 
 
 def train(

@@ -7,13 +7,23 @@ from hypothesis import strategies as st
 
 from annocoin.regions.elements import Elements
 from annocoin.regions.grouping import group
-from annocoin.regions.hierarchy import average_linkage
+from annocoin.regions.hierarchy import Tree, average_linkage
+from annocoin.regions.mosaic import Mosaic
 from annocoin.regions.selection import select
 
 
-def row_of_pieces(count: int, side: int = 10) -> tuple[np.ndarray, Elements, np.ndarray]:
-    ids = np.repeat(np.arange(count), side)[None].repeat(side, axis=0)
-    return ids, Elements.of(ids), np.bincount(ids.ravel())
+def mosaic_of(ids: np.ndarray) -> Mosaic:
+    elements = Elements.of(ids)
+    strengths = np.zeros((2, len(elements.pairs)))
+    return Mosaic(np.zeros((*ids.shape, 3), np.uint8), ids.astype(np.int32), elements, strengths)
+
+
+def row_of_pieces(count: int, side: int = 10) -> Mosaic:
+    return mosaic_of(np.repeat(np.arange(count), side)[None].repeat(side, axis=0))
+
+
+def tree_of(mosaic: Mosaic, *strengths: float) -> Tree:
+    return average_linkage(mosaic.elements, np.array(strengths), mosaic.areas)
 
 
 def sets(members: np.ndarray) -> list[tuple[int, ...]]:
@@ -21,10 +31,9 @@ def sets(members: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def test_nodes_pairs_and_triples_of_a_row() -> None:
-    _, elements, areas = row_of_pieces(4)
+    mosaic = row_of_pieces(4)
     # Merges 0+1, then 2+3, then all.
-    tree = average_linkage(elements, np.array([0.1, 0.9, 0.2]), areas)
-    found = group([tree], elements, areas, limit=100)
+    found = group([tree_of(mosaic, 0.1, 0.9, 0.2)], mosaic, 100)
     kinds = {parts: set() for parts in (1, 2, 3)}
     for members, parts in zip(sets(found.members), found.parts.tolist(), strict=True):
         kinds[parts].add(members)
@@ -37,10 +46,10 @@ def test_nodes_pairs_and_triples_of_a_row() -> None:
 def test_candidates_are_distinct_and_bounded() -> None:
     rng = np.random.default_rng(0)
     ids = np.arange(100).reshape(10, 10).repeat(8, axis=0).repeat(8, axis=1)
-    elements, areas = Elements.of(ids), np.full(100, 64)
-    trees = [average_linkage(elements, rng.random(len(elements.pairs)), areas) for _ in range(3)]
+    mosaic = mosaic_of(ids)
+    trees = [tree_of(mosaic, *rng.random(len(mosaic.elements.pairs))) for _ in range(3)]
     for limit in (1, 2, 50, 1000):
-        found = group(trees, elements, areas, limit=limit)
+        found = group(trees, mosaic, limit)
         assert len(found.members) <= limit
         assert len(set(sets(found.members))) == len(found.members)
         assert found.members[-1].all()
@@ -52,12 +61,22 @@ def test_candidates_are_distinct_and_bounded() -> None:
 def test_specks_are_no_candidates_but_tiny_images_have_some() -> None:
     ids = np.zeros((100, 100), int)
     ids[50, 50] = 1
-    elements, areas = Elements.of(ids), np.bincount(ids.ravel())
-    tree = average_linkage(elements, np.ones(1), areas)
-    assert sets(group([tree], elements, areas, limit=9).members) == [(0,), (0, 1)]
-    _, elements, areas = row_of_pieces(2, side=2)
-    tree = average_linkage(elements, np.ones(1), areas)
-    assert sets(group([tree], elements, areas, limit=9).members) == [(0,), (1,), (0, 1)]
+    speck = mosaic_of(ids)
+    assert sets(group([tree_of(speck, 1.0)], speck, 9).members) == [(0,), (0, 1)]
+    tiny = row_of_pieces(2, side=2)
+    assert sets(group([tree_of(tiny, 1.0)], tiny, 9).members) == [(0,), (1,), (0, 1)]
+
+
+def test_a_ring_comes_with_its_hole_filled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("annocoin.regions.grouping.PAIRS", 0)  # a pair would be the same
+    ids = np.zeros((40, 40), int)
+    ids[8:-8, 8:-8] = 1
+    ids[14:-14, 14:-14] = 2
+    mosaic = mosaic_of(ids)
+    # The ring merges with the background first: no node is the ring and its inside.
+    found = sets(group([tree_of(mosaic, 0.1, 0.9)], mosaic, 20).members)
+    assert (1,) in found
+    assert (1, 2) in found
 
 
 def naive_select(

@@ -32,6 +32,9 @@ SCALES = (0.5, 1.0, 1.5)
 MAX_SIDE = 800
 """Longer images are looked at in this length, and the maps enlarged again."""
 
+MIN_SIDE = 320
+"""Smaller images are looked at enlarged to this length, or three times as large."""
+
 
 class BoundaryDetector:
     """Image to boundary maps. Made once, called for many images.
@@ -62,7 +65,8 @@ class BoundaryDetector:
     def __call__(self, image: Image) -> Maps:
         """Boundary probabilities of an RGB image [H, W, 3]: float32 [len(scales), H, W] in 0..1."""
         height, width = image.shape[:2]
-        fit = min(1.0, MAX_SIDE / max(height, width))
+        longer = max(height, width)
+        fit = min(3.0, max(1.0, MIN_SIDE / longer), MAX_SIDE / longer)
         maps = np.empty((len(self.scales), height, width), dtype=np.float32)
         for found, scale in zip(maps, self.scales, strict=True):
             size = [max(1, round(side * fit * scale)) for side in (width, height)]

@@ -1,7 +1,8 @@
 """Grouping: candidate regions from the nodes of several trees, and unions of two or three of them.
 
 A node that survives long, because the border at which it merges is strong, is a good candidate.
-Objects that no single node holds are often two or three neighbouring ones.
+Objects that no single node holds are often two or three neighbouring ones. Candidates with holes
+come a second time with the holes filled.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from annocoin.regions.elements import Elements
 from annocoin.regions.hierarchy import Tree
+from annocoin.regions.holes import rim_of, without_holes
+from annocoin.regions.mosaic import Mosaic
 
 Members = npt.NDArray[np.bool_]
 
-SMALLEST = 60
+SMALLEST = 30
 """Pixels below which a node is no candidate."""
 
 COMBINED = 150
@@ -28,7 +30,7 @@ TRIPLES = 600
 PAIRS_GROWN = 250
 """Unions of two and of three nodes kept for each tree; pairs that grow into triples."""
 
-SHARES = (0.55, 0.30, 0.15)
+SHARES = (0.65, 0.25, 0.10)
 """How many of the candidates are single nodes, pairs and triples."""
 
 
@@ -47,18 +49,9 @@ class Candidates:
     places: npt.NDArray[np.int64]
 
 
-def group(
-    trees: Sequence[Tree],
-    elements: Elements,
-    areas: npt.NDArray[np.int64],
-    *,
-    limit: int,
-) -> Candidates:
-    """At most `limit` candidates from trees over the same superpixels; the whole image comes last.
-
-    Args:
-        areas: pixels of each superpixel, [S].
-    """
+def group(trees: Sequence[Tree], mosaic: Mosaic, limit: int) -> Candidates:
+    """At most `limit` candidates from trees of a mosaic's superpixels; the whole image is last."""
+    areas, elements = mosaic.areas, mosaic.elements
     adjacent = np.zeros((len(areas), len(areas)), dtype=np.float32)
     adjacent[elements.pairs[:, 0], elements.pairs[:, 1]] = 1
     adjacent += adjacent.T
@@ -74,8 +67,12 @@ def group(
     members = np.concatenate(merged)[order]
     parts = np.repeat([1, 2, 3], [len(found) for found in merged])[order]
     places = np.concatenate([np.arange(len(found)) for found in merged])[order]
+    filled = without_holes(members, elements, rim_of(mosaic.ids))
+    changed = np.flatnonzero((filled != members).any(axis=1))
+    members = np.concatenate([members, filled[changed]])
+    parts, places = np.append(parts, parts[changed]), np.append(places, places[changed])
     fresh = _first_of_each(members)
-    fresh = fresh[~members[fresh].all(axis=1)]
+    fresh = fresh[~members[fresh].all(axis=1)][: limit - 1]
     return Candidates(
         np.append(members[fresh], np.ones((1, len(areas)), dtype=bool), axis=0),
         np.append(parts[fresh], 1),

@@ -82,7 +82,7 @@ class RegionProposer:
     def choose(self, analysis: Analysis, size: Sequence[int]) -> RegionSet:
         """Candidates, ranked and selected, as regions of an image of `size`."""
         mosaic = analysis.mosaic
-        candidates = group(analysis.trees, mosaic.elements, mosaic.areas, limit=self.candidates)
+        candidates = group(analysis.trees, mosaic, self.candidates)
         scores = self.ranker(mosaic, candidates)
         chosen = best_and_whole(mosaic, candidates, scores, self.limit)
         return RegionSet.of(
