@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,16 @@ import torch
 
 from annocoin import load_evaluation
 from annocoin.atomic import write_json
-from annocoin.data.dataset import EvaluationDataset, ImageId
+from annocoin.data.dataset import ImageId
 from annocoin.data.images import read_image, read_index_map
 from annocoin.masks import encode
 from annocoin.progress import track
-from annocoin.regions import BoundaryDetector, RegionProposer, RegionSet, regions_of_masks
-from annocoin.regions.grouping import group
-from annocoin.regions.proposals import (
-    best_and_whole,
-    enlarged,
-    make_mosaic,
-    make_trees,
-    shrunk,
+from annocoin.regions import (
+    BoundaryDetector,
+    RegionProposer,
+    RegionSet,
+    proposals,
+    regions_of_masks,
 )
 
 COUNTS = (100, 300, 500, 1000)
@@ -56,34 +55,38 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["network", "gradient", "felzenszwalb"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    cv2.setNumThreads(1)
-    truth = load_evaluation(options.dataset, split=options.split)
-    ids = list(truth)[: options.limit]
     results = {}
     for method in options.methods:
-        results[method] = measure(method, truth, ids, options.dataset)
+        # A process each, so that memory is its own.
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            results[method] = pool.submit(measure, method, options).result()
         show(method, results[method])
     if options.json is not None:
         write_json(options.json, results, indent=1)
 
 
-def measure(
-    method: str, truth: EvaluationDataset, ids: list[ImageId], root: Path
-) -> dict[str, Any]:
+def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
     """Overlaps, seconds and memory of one method."""
-    make = felzenszwalb if method == "felzenszwalb" else ours(method)
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    truth = load_evaluation(options.dataset, split=options.split)
+    ids = list(truth)[: options.limit]
     paths = {image.image_id: image.image_path() for image in truth.labelled}
     seconds: Seconds = {}
+    make = felzenszwalb if method == "felzenszwalb" else ours(method, seconds)
+    total = 0.0
     overlaps, shares, counts = [], [], []
     for image_id in track(ids, method):
         image = read_image(paths[image_id])
-        regions = make(image, seconds)
+        started = time.perf_counter()
+        regions = make(image)
+        total += time.perf_counter() - started
         counts.append(len(regions))
-        valid = valid_pixels(root, image_id, image.shape[:2])
+        valid = valid_pixels(options.dataset, image_id, image.shape[:2])
         dense = truth.truth(image_id).dense()
         overlaps.append(best_overlaps(regions, dense, valid))
-        shares += (dense.sum(dim=(1, 2)) / dense[0].numel()).tolist()
+        shares += (dense.sum(dim=(1, 2)) / valid.size).tolist()
+    seconds["all"] = total
     table = np.concatenate(overlaps)
     sizes = np.digitize(shares, list(SIZES.values()))
     by_size = {name: figures(table[sizes == i]) for i, name in enumerate(SIZES)}
@@ -93,53 +96,56 @@ def measure(
         "regions": float(np.mean(counts)),
         "all": figures(table),
         "by_size": by_size,
-        "seconds": {phase: total / len(ids) for phase, total in seconds.items()},
+        "seconds": {phase: spent / len(ids) for phase, spent in seconds.items()},
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
 
-def ours(detector: str) -> Callable[[Image, Seconds], RegionSet]:
-    """The proposer, phase by phase, as `RegionProposer` calls them."""
-    propose = RegionProposer(BoundaryDetector(detector))  # type: ignore[arg-type]
-
-    def make(image: Image, seconds: Seconds) -> RegionSet:
-        small = shrunk(image)
-        with timed("boundaries", seconds):
-            maps = propose.detector(small)
-        with timed("superpixels", seconds):
-            mosaic = make_mosaic(small, maps, propose.superpixels)
-        with timed("trees", seconds):
-            trees = make_trees(mosaic)
-        with timed("candidates", seconds):
-            candidates = group(trees, mosaic, propose.candidates)
-        with timed("ranking", seconds):
-            scores = propose.ranker(mosaic, candidates)
-        with timed("selection", seconds):
-            chosen = best_and_whole(mosaic, candidates, scores, propose.limit)
-        with timed("region set", seconds):
-            return RegionSet.of(
-                enlarged(mosaic.ids, image.shape[:2]),
-                candidates.members[chosen],
-                scores=scores[chosen],
-                edges=enlarged(maps.mean(axis=0), image.shape[:2]),
-            )
-
-    return make
+PHASES = {
+    "boundaries": "BoundaryDetector.__call__",
+    "superpixels": "make_mosaic",
+    "trees": "make_trees",
+    "candidates": "group",
+    "ranking": "Ranker.__call__",
+    "selection": "best_and_whole",
+    "region set": "RegionSet.of",
+}
+"""What each phase is in `annocoin.regions.proposals`."""
 
 
-def felzenszwalb(image: Image, seconds: Seconds) -> RegionSet:
+def ours(detector: str, seconds: Seconds) -> Callable[[Image], RegionSet]:
+    """The proposer, with a watch on each of its phases."""
+    for phase, name in PHASES.items():
+        owner: Any = proposals
+        *path, last = name.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        setattr(owner, last, watched(getattr(owner, last), phase, seconds))
+    return RegionProposer(BoundaryDetector(detector))  # type: ignore[arg-type]
+
+
+def watched(work: Callable[..., Any], phase: str, seconds: Seconds) -> Callable[..., Any]:
+    def run(*arguments: Any, **named: Any) -> Any:
+        started = time.perf_counter()
+        result = work(*arguments, **named)
+        seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
+        return result
+
+    return run
+
+
+def felzenszwalb(image: Image) -> RegionSet:
     """Segments at several scales in RGB and Lab, coarse ones first, each once."""
     from skimage.segmentation import felzenszwalb as segment
 
     found: dict[bytes, npt.NDArray[np.bool_]] = {}
-    with timed("segmentation", seconds):
-        lab = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2Lab) / 100
-        for scale in (2000, 1000, 600, 400, 250, 150, 100, 50):
-            for pixels in (image.astype(np.float32) / 255, lab):
-                ids = segment(pixels, scale=scale, sigma=0.8, min_size=60)
-                for i in np.argsort(-np.bincount(ids.ravel()), kind="stable"):
-                    mask = ids == i
-                    found.setdefault(np.packbits(mask).tobytes(), mask)
+    lab = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2Lab) / 100
+    for scale in (2000, 1000, 600, 400, 250, 150, 100, 50):
+        for pixels in (image.astype(np.float32) / 255, lab):
+            ids = segment(pixels, scale=scale, sigma=0.8, min_size=60)
+            for i in np.argsort(-np.bincount(ids.ravel()), kind="stable"):
+                mask = ids == i
+                found.setdefault(np.packbits(mask).tobytes(), mask)
     masks = list(found.values())[: COUNTS[-1]]
     return regions_of_masks(encode(np.stack(masks)), (image.shape[0], image.shape[1]))
 
@@ -157,7 +163,7 @@ def best_overlaps(
         inside = members @ np.bincount(ids, mask.ravel().astype(np.float64), count)
         iou = inside / (sizes + mask.sum() - inside)
         rows.append([iou[:n].max() for n in COUNTS])
-    return np.asarray(rows)
+    return np.asarray(rows).reshape(len(rows), len(COUNTS))
 
 
 def valid_pixels(root: Path, image_id: ImageId, size: tuple[int, ...]) -> npt.NDArray[np.bool_]:
@@ -191,15 +197,8 @@ def show(method: str, result: dict[str, Any]) -> None:
                  for n, f in row.items()]  # fmt: skip
         print(f"  {name:28s} " + "   ".join(cells))
     phases = ", ".join(f"{name} {value:.3f}" for name, value in result["seconds"].items())
-    print(f"  seconds an image {sum(result['seconds'].values()):.3f}: {phases}")
+    print(f"  seconds an image: {phases}")
     print(f"  peak memory {result['peak_memory_mb']:.0f} MB", flush=True)
-
-
-@contextmanager
-def timed(phase: str, seconds: Seconds) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
 
 
 if __name__ == "__main__":

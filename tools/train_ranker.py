@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy.io
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
+from annocoin.atomic import write_bytes
 from annocoin.data.images import read_image
 from annocoin.progress import track
 from annocoin.regions.grouping import Candidates, group
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, metavar="BSDS500")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--splits", nargs="+", default=["train", "val"])
+    parser.add_argument("--boundaries", type=Path, help="other weights of the boundary detector")
     parser.add_argument("--passes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -49,7 +51,11 @@ def main() -> None:
         for split in options.splits
         for path in sorted((options.data / "images" / split).glob("*.jpg"))
     ]
+    if not paths:
+        parser.error(f"{options.data}: no images/{options.splits[0]}/*.jpg in it")
     propose = RegionProposer(ranker=Ranker({}))
+    if options.boundaries is not None:
+        propose.detector.load(load_file(options.boundaries))
     rows, targets = [], []
     for path in track(paths, "measuring"):
         analysis = propose.analyse(read_image(path))
@@ -59,7 +65,7 @@ def main() -> None:
         rows.append(measure(mosaic, candidates))
         targets.append(target(mosaic, candidates, segmentations(truth)))
     weights = train(np.concatenate(rows), np.concatenate(targets), options.passes, options.seed)
-    save_file(weights, options.out)
+    write_bytes(options.out, save(weights))
 
 
 def segmentations(path: Path) -> list[npt.NDArray[np.integer]]:
@@ -111,7 +117,7 @@ def train(
         nn.Linear(HIDDEN, 1),
     )
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=1e-4)
-    steps = passes * (len(inputs) // BATCH)
+    steps = passes * -(-len(inputs) // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
         batch = torch.randint(len(inputs), (BATCH,))

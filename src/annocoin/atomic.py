@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from annocoin.errors import InputError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -60,6 +66,28 @@ def new_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Hold `path` as a lock; if another process holds it, that is an `InputError`.
+
+    The system gives it back when a process ends, however it ends. The file stays.
+    """
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+b")
+    with file:
+        try:
+            if sys.platform == "win32":
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"{path.parent}: another process is writing there; wait for it, or stop it"
+            ) from None
+        yield
 
 
 def refuse_input(out: Path, *inputs: Path | None) -> None:

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from annocoin import atomic
 from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, load, report
 from annocoin.data.images import read_image
-from annocoin.errors import Problems, check_choice
+from annocoin.errors import InputError, Problems
 from annocoin.regions import (
     BoundaryDetector,
     RegionFolder,
@@ -20,7 +20,7 @@ from annocoin.regions import (
     export_regions,
     make_regions,
 )
-from annocoin.regions.boundaries import KINDS, DetectorKind
+from annocoin.regions.boundaries import DetectorKind
 from annocoin.report import overlay
 from annocoin.report.regions import draw_regions
 
@@ -37,7 +37,8 @@ class _DatasetFirst(TyperGroup):
 app = typer.Typer(
     cls=_DatasetFirst,
     no_args_is_help=True,
-    help="Regions of images: `annocoin regions DATASET --out DIR` makes them for a dataset.",
+    help="Regions of images: `annocoin regions DATASET --out DIR` makes them for a dataset. "
+    "(A dataset that is called make, show or export: say ./show.)",
     rich_markup_mode=None,
 )
 Boundaries = Annotated[str, typer.Option(metavar="network|gradient", help="The boundary detector.")]
@@ -52,7 +53,10 @@ def make_command(
         str | None,
         typer.Option("--from", metavar="mcg:DIR|coco:FILE", help="Take the regions from these."),
     ] = None,
-    limit: Annotated[int, typer.Option(help="The most regions of an image.")] = 1000,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="The most regions of an image. Default 1000, or all with --from."),
+    ] = None,
     boundaries: Boundaries = "network",
     split: Split = None,
     kind: KindOption = None,
@@ -63,12 +67,14 @@ def make_command(
 
     Interrupted, the same command goes on where it was.
     """
-    check_choice("--boundaries", boundaries, KINDS)
     problems = Problems(skip_bad)
-    labelled = load(dataset, split, kind, images, problems)
     options = RegionOptions(cast(DetectorKind, boundaries), limit, source)
+    labelled = load(dataset, split, kind, images, problems)
     folder = make_regions(labelled, out, options, jobs=jobs, problems=problems)
-    print(f"{out}: regions of {len(folder)} images")
+    made = sum(image.image_id in folder for image in labelled)
+    if not made:
+        raise InputError(f"{dataset}: no usable image; {problems.skipped[0]}")
+    print(f"{out}: regions of {made} images")
     report(problems)
 
 
@@ -80,7 +86,6 @@ def show_command(
     boundaries: Boundaries = "network",
 ) -> None:
     """Draw an image's boundaries, hierarchy, superpixels and best regions."""
-    check_choice("--boundaries", boundaries, KINDS)
     atomic.refuse_input(out, image)
     pixels = read_image(image)
     propose = RegionProposer(BoundaryDetector(cast(DetectorKind, boundaries)), limit=limit)

@@ -7,6 +7,7 @@ pair of superpixels that touch, with the length of their border and the edge mas
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -21,24 +22,37 @@ EXACT_IN_FLOAT32 = 1 << 24
 """Sums of whole numbers up to here are exact in float32."""
 
 
+def full_precision(device: torch.device) -> torch.autocast:
+    """Keeps a trainer's mixed precision out of the block."""
+    return torch.autocast(device.type, enabled=False)
+
+
+def exact_dtype(total: int, device: torch.device) -> torch.dtype:
+    """The type in which sums of pixels up to `total` are exact.
+
+    On CUDA float32 products may be rounded (TF32); Apple's devices have no float64.
+    """
+    if device.type == "mps" or (device.type == "cpu" and total < EXACT_IN_FLOAT32):
+        return torch.float32
+    return torch.float64
+
+
 def intersections(membership: Tensor, areas: Tensor, other: Tensor | None = None) -> Tensor:
     """Pixels in common, [P, Q], of the regions of M [P, S] and those of `other` [Q, S] (default M).
 
     Args:
         areas: pixels of each superpixel, [S]; the sums are exact.
     """
-    dtype = torch.float32 if int(areas.sum()) < EXACT_IN_FLOAT32 else torch.float64
+    dtype = exact_dtype(int(areas.sum()), areas.device)
     second = membership if other is None else other
-    return (membership * areas.to(dtype)) @ second.to(dtype).T
+    with full_precision(areas.device):
+        return (membership * areas.to(dtype)) @ second.to(dtype).T
 
 
 def iou(intersection: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union [P, Q] from intersections [P, Q] and areas [P] and [Q].
-
-    Two empty regions have 0 in common.
-    """
+    """Intersection over union [P, Q], float32, from intersections [P, Q] and areas [P] and [Q]."""
     union = first[:, None] + second[None, :] - intersection
-    return intersection / union.clamp(min=1)
+    return (intersection / union.clamp(min=1)).float()
 
 
 def superpixel_boxes(superpixels: Tensor, count: int) -> Tensor:
@@ -82,9 +96,10 @@ def edge_mass(membership: Tensor, elements: Tensor, masses: Tensor) -> Tensor:
     """
     out, back = _crossings(membership, elements)
     outer = _outer(out, back, elements, masses, membership.shape[1])
-    inside = outer @ membership.to(masses.dtype).T
-    facing = torch.sparse.mm(_sparse(out, masses).t(), _sparse(back, torch.ones_like(masses)))
-    border = facing.to_dense()
+    ones = torch.ones_like(masses)
+    with full_precision(masses.device):
+        inside = outer @ membership.to(masses.dtype).T
+        border = torch.sparse.mm(_sparse(out, masses).t(), _sparse(back, ones)).to_dense()
     return inside + inside.T - (border + border.T)
 
 
@@ -93,25 +108,29 @@ def touching(membership: Tensor, elements: Tensor) -> Tensor:
     out, back = _crossings(membership, elements)
     ones = torch.ones(len(elements), device=membership.device)
     outer = _outer(out, back, elements, ones, membership.shape[1])
-    inside = outer @ membership.to(ones.dtype).T > 0
+    with full_precision(ones.device):
+        inside = outer @ membership.to(ones.dtype).T > 0
     return inside | inside.T
 
 
 def pool(membership: Tensor, superpixels: Tensor, features: Tensor) -> Tensor:
     """Sums of features over regions, differentiable: [..., C, H, W] to [..., P, C].
 
-    Summed per superpixel first, so that no [P, H, W] tensor comes to be.
+    Summed per superpixel first, so that no [P, H, W] tensor comes to be; in float32 at least, for
+    sums over pixels leave the range of half precision.
 
     Args:
         superpixels: their ids at the features' own resolution, [H, W].
     """
-    count = membership.shape[1]
-    leading, (channels, height, width) = features.shape[:-3], features.shape[-3:]
-    flat = features.reshape(-1, height * width)
+    regions, count = membership.shape
+    *leading, channels, height, width = features.shape
+    precise = features.to(torch.promote_types(features.dtype, torch.float32))
+    flat = precise.reshape(math.prod(leading) * channels, height * width)
     ids = superpixels.flatten().long()  # with 32 bits it takes three times as long
     sums = flat.new_zeros(flat.shape[0], count).index_add(1, ids, flat)
-    pooled = sums @ membership.to(features.dtype).T
-    return pooled.view(*leading, channels, -1).transpose(-1, -2)
+    with full_precision(features.device):
+        pooled = sums @ membership.to(sums.dtype).T
+    return pooled.view(*leading, channels, regions).transpose(-1, -2)
 
 
 def resized(superpixels: Tensor, size: Sequence[int]) -> Tensor:
@@ -133,12 +152,14 @@ def _crossings(membership: Tensor, elements: Tensor) -> tuple[Tensor, Tensor]:
 
 def _outer(out: Tensor, back: Tensor, elements: Tensor, masses: Tensor, count: int) -> Tensor:
     """The mass on each region's outline, by the superpixel on the outer side: [P, S]."""
-    one, one_region = out.nonzero(as_tuple=True)
-    two, two_region = back.nonzero(as_tuple=True)
-    outside = torch.cat([elements[one, 1], elements[two, 0]])
-    place = torch.cat([one_region, two_region]) * count + outside
+    out_element, out_region = out.nonzero(as_tuple=True)
+    back_element, back_region = back.nonzero(as_tuple=True)
+    outside = torch.cat([elements[out_element, 1], elements[back_element, 0]])
+    place = torch.cat([out_region, back_region]) * count + outside
     flat = masses.new_zeros(out.shape[1] * count)
-    return flat.index_add_(0, place, masses[torch.cat([one, two])]).view(-1, count)
+    return flat.index_add_(0, place, masses[torch.cat([out_element, back_element])]).view(
+        out.shape[1], count
+    )
 
 
 def _sparse(pattern: Tensor, values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ is the classical alternative.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Literal, get_args
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.torch import load as load_safetensors
+from torch import Tensor
 
 from annocoin.errors import check_choice
 from annocoin.regions.network import BoundaryNet
@@ -60,7 +61,19 @@ class BoundaryDetector:
         check_choice("boundary detector", kind, KINDS)
         self.kind = kind
         self.scales = tuple(scales)
-        self._net = _load_network() if kind == "network" else None
+        self._net: BoundaryNet | None = None
+        if kind == "network":
+            shipped = resources.files("annocoin.regions").joinpath("boundaries.safetensors")
+            self.load(load_safetensors(shipped.read_bytes()))
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Use a network with these weights, such as `tools/train_boundaries.py` writes."""
+        net = BoundaryNet()
+        precise = {name: value.float() for name, value in weights.items()}
+        missing, unexpected = net.load_state_dict(precise, strict=False)
+        if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
+            raise ValueError(f"weights do not fit: {missing} {unexpected}")
+        self._net = net.eval().to(memory_format=torch.channels_last)
 
     def __call__(self, image: Image) -> Maps:
         """Boundary probabilities of an RGB image [H, W, 3]: float32 [len(scales), H, W] in 0..1."""
@@ -77,16 +90,6 @@ class BoundaryDetector:
             )
             found[:] = cv2.resize(probability, (width, height), interpolation=cv2.INTER_LINEAR)
         return np.clip(maps, 0, 1, out=maps)
-
-
-def _load_network() -> BoundaryNet:
-    data = resources.files("annocoin.regions").joinpath("boundaries.safetensors").read_bytes()
-    weights = {name: value.float() for name, value in load_safetensors(data).items()}
-    net = BoundaryNet()
-    missing, unexpected = net.load_state_dict(weights, strict=False)
-    if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
-        raise ValueError(f"boundaries.safetensors does not fit: {missing} {unexpected}")
-    return net.eval().to(memory_format=torch.channels_last)
 
 
 @torch.inference_mode()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +24,36 @@ from annocoin import atomic, masks
 from annocoin.data.checks import field, read_json
 from annocoin.data.dataset import ImageId, LabelledImage, LabelledImages
 from annocoin.data.images import inside, read_image
-from annocoin.errors import InputError, Problems
+from annocoin.errors import InputError, Problems, check_choice, one_line
 from annocoin.progress import track
-from annocoin.regions.boundaries import BoundaryDetector, DetectorKind
-from annocoin.regions.imports import open_source
-from annocoin.regions.proposals import RegionProposer
+from annocoin.regions.boundaries import KINDS, BoundaryDetector, DetectorKind
+from annocoin.regions.imports import Found, open_source
+from annocoin.regions.proposals import LIMIT, RegionProposer
 from annocoin.regions.region_set import RegionSet
-from annocoin.regions.storage import read_regions, write_regions
+from annocoin.regions.storage import is_current, read_regions, write_regions
 
 INDEX = "regions.json"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
 class RegionOptions:
-    """How the regions of a folder were made.
+    """How the regions of a folder are made.
 
     Args:
         boundaries: the boundary detector.
-        limit: the most regions of an image, where they are our own.
+        limit: the most regions of an image; default 1,000 of our own, and all that others made.
         source: "mcg:DIR" or "coco:FILE" if they are somebody else's.
     """
 
     boundaries: DetectorKind = "network"
-    limit: int = 1000
+    limit: int | None = None
     source: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("boundary detector", self.boundaries, KINDS)
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"limit {self.limit}; expected at least 1")
 
 
 class RegionFolder(Mapping[ImageId, RegionSet]):
@@ -54,16 +65,19 @@ class RegionFolder(Mapping[ImageId, RegionSet]):
         if not index.is_file():
             raise InputError(f"{self.path}: no {INDEX} in it; make it with `annocoin regions`")
         content = read_json(index)
-        self.options: dict[str, Any] = field(content, "options", dict, str(index))
-        self.files: dict[ImageId, str] = {}
+        self.made: dict[str, Any] = field(content, "made", dict, str(index))
+        self.files: dict[ImageId, Path] = {}
         for entry in field(content, "images", list, str(index)):
             image_id: Any = field(entry, "image_id", object, str(index))
-            file = field(entry, "file", str, str(index))
-            if inside(self.path, file, str(index)).is_file():
+            file = inside(self.path, field(entry, "file", str, str(index)), str(index))
+            if isinstance(image_id, str | int) and file.is_file():
                 self.files[image_id] = file
 
     def __getitem__(self, image_id: ImageId) -> RegionSet:
-        return read_regions(self.path / self.files[image_id])
+        return read_regions(self.files[image_id])
+
+    def __contains__(self, image_id: object) -> bool:
+        return image_id in self.files
 
     def __iter__(self) -> Iterator[ImageId]:
         return iter(self.files)
@@ -90,15 +104,21 @@ def make_regions(
         problems: `Problems(skip=True)` leaves bad images out instead of stopping.
     """
     out, options, problems = Path(out), options or RegionOptions(), problems or Problems()
-    if options.limit < 1 or (jobs is not None and jobs < 1):
-        raise InputError("--limit and --jobs are at least 1")
-    if options.source is not None:
-        open_source(options.source)  # a bad one is found before any work
-    files = {image.image_id: f"{image.file_name}.npz" for image in labelled}
-    _write_index(out, files, options)
-    todo = [(image, inside(out, files[image.image_id], str(out))) for image in labelled]
-    todo = [(image, path) for image, path in todo if not path.exists()]
-    _work(todo, options, min(jobs or _cores(), len(todo)), problems)
+    jobs = _cores() if jobs is None else jobs
+    if jobs < 1:
+        raise InputError(f"{jobs} jobs; expected at least 1")
+    source = None if options.source is None else open_source(options.source, labelled)
+    if out.exists() and not (out / INDEX).exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out}: exists and holds no {INDEX}; give a new or empty folder")
+    with atomic.only_one(out / LOCK):
+        files = _write_index(out, labelled, options)
+        todo = []
+        for image in labelled:
+            if not is_current(files[image.image_id]):
+                with problems.caught():
+                    found = None if source is None else source.find(image)
+                    todo.append((image, found, files[image.image_id]))
+        _work(todo, options, min(jobs, len(todo)), problems)
     return RegionFolder(out)
 
 
@@ -107,6 +127,10 @@ def export_regions(folder: RegionFolder, out: str | Path, *, limit: int | None =
 
     The file is a list of ``{"image_id", "segmentation", "score", "bbox"}``. Returns its length.
     """
+    if limit is not None and limit < 1:
+        raise InputError(f"limit {limit}; expected at least 1")
+    if Path(out).resolve().is_relative_to(folder.path.resolve()):
+        raise InputError(f"{out}: lies in the folder of regions; write to another place")
     entries = []
     for image_id in track(list(folder), "exporting"):
         regions = folder[image_id][:limit]
@@ -127,55 +151,45 @@ def export_regions(folder: RegionFolder, out: str | Path, *, limit: int | None =
     return len(entries)
 
 
+Task = tuple[LabelledImage, Found | None, Path]
+
+
 class _Maker:
     """One worker's tools: made once, used for many images."""
 
     def __init__(self, options: RegionOptions) -> None:
+        self.limit = options.limit
         detector = BoundaryDetector(options.boundaries)
-        self.propose = RegionProposer(detector, limit=options.limit)
-        self.source = None if options.source is None else open_source(options.source)
+        self.propose = RegionProposer(detector, limit=options.limit or LIMIT)
 
-    def make(self, image: LabelledImage, path: Path) -> None:
-        pixels = read_image(image.image_path())
-        if self.source is None:
-            regions = self.propose(pixels)
-        else:
-            regions = self.source(image, self.propose.detector(pixels).mean(axis=0))
+    def __call__(self, image: LabelledImage, found: Found | None, path: Path) -> str | None:
+        """Make one file; what is wrong with the image is returned, a full disk is raised."""
+        try:
+            pixels = read_image(image.image_path())
+            if found is None:
+                regions = self.propose(pixels)
+            else:
+                edges = self.propose.detector(pixels).mean(axis=0)
+                regions = found.regions(image.annotation.size, edges)[: self.limit]
+        except (InputError, OSError) as error:
+            return one_line(error)
         write_regions(path, regions)
+        return None
 
 
-_maker: _Maker
-
-
-def _start_worker(options: RegionOptions) -> None:
-    global _maker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that gives the work
-    torch.set_num_threads(1)
-    cv2.setNumThreads(1)
-    _maker = _Maker(options)
-
-
-def _work_once(image: LabelledImage, path: Path) -> None:
-    _maker.make(image, path)
-
-
-def _work(
-    todo: list[tuple[LabelledImage, Path]], options: RegionOptions, jobs: int, problems: Problems
-) -> None:
-    if jobs <= 1:
-        maker = _Maker(options) if todo else None
-        for image, path in track(todo, "regions"):
-            with problems.caught():
-                assert maker is not None
-                maker.make(image, path)
+def _work(tasks: list[Task], options: RegionOptions, jobs: int, problems: Problems) -> None:
+    if not tasks:
+        return
+    if jobs == 1:
+        make = _Maker(options)
+        _collect([partial(make, *task) for task in tasks], problems)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, _start_worker, (options,)) as pool:
-        futures = [pool.submit(_work_once, image, path) for image, path in todo]
         try:
-            for future in track(futures, "regions"):
-                with problems.caught():
-                    future.result()
+            with _interrupts_ignored():
+                futures = [pool.submit(_work_once, *task) for task in tasks]
+            _collect([future.result for future in futures], problems)
         except BrokenProcessPool:
             raise InputError(
                 "a worker process died, perhaps for want of memory; "
@@ -185,30 +199,79 @@ def _work(
             pool.shutdown(cancel_futures=True)
 
 
-def _write_index(out: Path, files: Mapping[ImageId, str], options: RegionOptions) -> None:
-    """Add these images to the folder's index; options that differ from its own are an error."""
+def _collect(results: list[Callable[[], str | None]], problems: Problems) -> None:
+    for result in track(results, "regions"):
+        wrong = result()
+        if wrong is not None:
+            with problems.caught():
+                raise InputError(wrong)
+
+
+_make: _Maker
+
+
+def _start_worker(options: RegionOptions) -> None:
+    global _make
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    _make = _Maker(options)
+
+
+def _work_once(image: LabelledImage, found: Found | None, path: Path) -> str | None:
+    return _make(image, found, path)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started in the block never see Ctrl-C: it is for the one that gives the work."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _write_index(
+    out: Path, labelled: LabelledImages, options: RegionOptions
+) -> dict[ImageId, Path]:
+    """Add the images to the folder's index; gives the file of each.
+
+    Files that were made in another way are an error.
+    """
     index = out / INDEX
-    entries: list[Any] = []
-    if index.exists():
-        entries = field(read_json(index), "images", list, str(index))
-        made = RegionFolder(out).options
-        for name, value in asdict(options).items():
-            if made.get(name) != value:
+    made = {**asdict(options), "weights": _weights()}
+    owners: dict[str, ImageId] = {}
+    if index.exists() and len(there := RegionFolder(out)):
+        for name, value in made.items():
+            if there.made.get(name) != value:
                 raise InputError(
-                    f"{out}: made with {name} {made.get(name)}, now it is {value}; "
+                    f"{out}: made with {name} {there.made.get(name)}, now it is {value}; "
                     "give another --out, or the same options"
                 )
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out}: exists and holds no {INDEX}; give a new or empty folder")
-    owners = {entry["file"]: entry["image_id"] for entry in entries}
-    for image_id, file in files.items():
-        if owners.setdefault(file, image_id) != image_id:
+        owners = {f.relative_to(out).as_posix(): i for i, f in there.files.items()}
+    files = {}
+    for image in labelled:
+        path = inside(out, f"{image.file_name}.npz", str(out))
+        file = path.relative_to(out).as_posix()
+        if owners.setdefault(file, image.image_id) != image.image_id:
             raise InputError(
-                f"{out}: {file} belongs to image {owners[file]!r}, not {image_id!r}; "
-                "give each dataset its own --out"
+                f"{out}: {file} is of image {owners[file]!r}, not {image.image_id!r}; "
+                "give each dataset its own --out, and each image its own file"
             )
+        files[image.image_id] = path
     listed = [{"image_id": image_id, "file": file} for file, image_id in owners.items()]
-    atomic.write_json(index, {"options": asdict(options), "images": listed}, indent=1)
+    atomic.write_json(index, {"made": made, "images": listed}, indent=1)
+    return files
+
+
+def _weights() -> str:
+    """A short name of the networks that come with this version."""
+    folder = resources.files("annocoin.regions")
+    content = [folder.joinpath(f"{n}.safetensors").read_bytes() for n in ("boundaries", "ranker")]
+    return hashlib.sha256(b"".join(content)).hexdigest()[:12]
 
 
 def _cores() -> int:

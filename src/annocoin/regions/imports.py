@@ -1,10 +1,12 @@
 """Regions that other programs made: MCG and COB files of MATLAB, masks as COCO RLE JSON.
 
-A source is called with an image of a dataset and gives its proposals; both are exact.
+A source finds what there is for an image; what it finds can be handed to another process and turned
+into a region set there. All is exact.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +16,8 @@ import scipy.io
 
 from annocoin import masks
 from annocoin.data.checks import field, finite, read_json
-from annocoin.data.dataset import LabelledImage
+from annocoin.data.dataset import LabelledImage, LabelledImages
+from annocoin.data.images import inside
 from annocoin.errors import InputError, brief
 from annocoin.masks import RLE, Size
 from annocoin.regions.overlay import regions_of_masks
@@ -23,59 +26,99 @@ from annocoin.regions.region_set import RegionSet
 Edges = npt.NDArray[np.floating]
 
 
+class Found(Protocol):
+    """The proposals of one image, not yet read."""
+
+    def regions(self, size: Size, edges: Edges | None = None) -> RegionSet:
+        """Them as a region set; `edges` [H, W] give the masses on their borders."""
+
+
 class Source(Protocol):
     """Where regions come from, instead of our own proposals."""
 
-    def __call__(self, image: LabelledImage, edges: Edges) -> RegionSet:
-        """The regions of one image; `edges` [H, W] give the masses on their borders."""
+    def find(self, image: LabelledImage) -> Found: ...
 
 
-def open_source(text: str) -> Source:
-    """The source that "mcg:DIR" or "coco:FILE" names."""
+def open_source(text: str, images: LabelledImages) -> Source:
+    """The source that "mcg:DIR" or "coco:FILE" names, for the images of a dataset."""
     kind, _, path = text.partition(":")
     if kind not in ("mcg", "coco") or not path:
         raise InputError(f"--from {text}; expected mcg:DIR or coco:FILE")
     if not Path(path).exists():
         raise InputError(f"{path}: no such file or folder")
-    return MatFolder(Path(path)) if kind == "mcg" else JsonMasks(Path(path))
+    if kind == "mcg":
+        if not Path(path).is_dir():
+            raise InputError(f"{path}: not a folder; expected one .mat file an image in it")
+        return _Folder(Path(path), ".mat", images)
+    return _Folder(Path(path), ".json", images) if Path(path).is_dir() else _JsonFile(Path(path))
 
 
-class MatFolder:
-    """A folder of MCG or COB files, `<image>.mat` each."""
+class _Folder:
+    """A file for each image: MCG or COB (.mat), or a list of masks as SAM writes it (.json).
 
-    def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise InputError(f"{folder}: not a folder; expected one .mat file an image in it")
-        self.folder = folder
-
-    def __call__(self, image: LabelledImage, edges: Edges) -> RegionSet:
-        path = self.folder / f"{Path(image.file_name).stem}.mat"
-        return read_mat(path, image.annotation.size, edges)
-
-
-class JsonMasks:
-    """Masks as COCO RLEs: one file for all images, or a folder with `<image>.json` each.
-
-    One file: ``[{"image_id", "segmentation", "score"}, ...]``, or the same list under
-    "annotations". A file for each image needs no "image_id". Where there is no "score", SAM's
-    "predicted_iou" is it, else the masks are ranked as they stand.
+    It is called as the image, in the same subfolder; or without subfolders, where no two images of
+    the dataset have the same name.
     """
+
+    def __init__(self, folder: Path, suffix: str, images: LabelledImages) -> None:
+        self.folder, self.suffix = folder, suffix
+        names = [Path(image.file_name).stem for image in images]
+        self.flat = len(set(names)) == len(names)
+
+    def find(self, image: LabelledImage) -> Found:
+        path = inside(self.folder, image.file_name, str(self.folder)).with_suffix(self.suffix)
+        if self.flat and not path.is_file():
+            path = self.folder / path.name
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+        return MatFile(path) if self.suffix == ".mat" else JsonMasks(_listed(path))
+
+
+class _JsonFile:
+    """One file for all images: ``[{"image_id", "segmentation", "score"}, ...]``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._entries: dict[str, list[tuple[str, Any]]] = {}
-        if not path.is_dir():
-            for number, entry in enumerate(_listed(path)):
-                where = f"{path}: entry {number}"
-                image_id = field(entry, "image_id", object, where)
-                self._entries.setdefault(str(image_id), []).append((where, entry))
+        self.entries: dict[str, list[tuple[str, Any]]] = {}
+        for where, entry in _listed(path):
+            image_id = field(entry, "image_id", object, where)
+            self.entries.setdefault(str(image_id), []).append((where, entry))
 
-    def __call__(self, image: LabelledImage, edges: Edges) -> RegionSet:
-        own = self._entries.get(str(image.image_id), [])
-        if self.path.is_dir():
-            path = self.path / f"{Path(image.file_name).stem}.json"
-            own = [(f"{path}: entry {i}", entry) for i, entry in enumerate(_listed(path))]
-        return _from_entries(own, image, self.path, edges)
+    def find(self, image: LabelledImage) -> Found:
+        if str(image.image_id) not in self.entries:
+            raise InputError(f"{self.path}: no masks for the image {image.image_id!r}")
+        return JsonMasks(self.entries[str(image.image_id)])
+
+
+@dataclass(frozen=True)
+class MatFile:
+    """A file of MCG or COB."""
+
+    path: Path
+
+    def regions(self, size: Size, edges: Edges | None = None) -> RegionSet:
+        return read_mat(self.path, size, edges)
+
+
+@dataclass(frozen=True)
+class JsonMasks:
+    """Masks as COCO RLEs with where each stands, for messages.
+
+    Where there is no "score", SAM's "predicted_iou" is it, else they are ranked as they stand.
+    """
+
+    entries: list[tuple[str, Any]]
+
+    def regions(self, size: Size, edges: Edges | None = None) -> RegionSet:
+        rles, scores = [], []
+        for place, (where, entry) in enumerate(self.entries):
+            rle = masks.from_json(field(entry, "segmentation", object, where), size, where)
+            if not masks.areas([rle])[0]:
+                raise InputError(f"{where}: an empty mask")
+            score = entry.get("score", entry.get("predicted_iou", 1 - place / len(self.entries)))
+            rles.append(rle)
+            scores.append(finite(score, f"{where}: score"))
+        return _by_score(rles, np.asarray(scores), size, edges)
 
 
 def read_mat(path: Path, size: Size, edges: Edges | None = None) -> RegionSet:
@@ -91,9 +134,7 @@ def read_mat(path: Path, size: Size, edges: Edges | None = None) -> RegionSet:
         content = {name: struct.flat[0][name] for name in struct.dtype.names}
     if "maskmat" in content:
         rles = _cell_masks(content["maskmat"], size, path)
-        scores = _scores(content, len(rles), path)
-        order = np.argsort(-scores, kind="stable")
-        return regions_of_masks([rles[i] for i in order], size, scores=scores[order], edges=edges)
+        return _by_score(rles, _scores(content, len(rles), path), size, edges)
     for name in ("superpixels", "labels"):
         if name not in content:
             found = [key for key in content if not key.startswith("__")]
@@ -123,10 +164,10 @@ def _from_labels(
     superpixels: Any, labels: Any, size: Size, path: Path
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Ids 0..S-1 and membership [P, S] from MCG's map and its cells of superpixel numbers."""
-    if superpixels.shape != size or superpixels.dtype.kind not in "iuf":
-        raise InputError(
-            f"{path}: superpixels {superpixels.dtype} {superpixels.shape}; the image is {size}"
-        )
+    if np.shape(superpixels) != size or np.asarray(superpixels).dtype.kind not in "iuf":
+        raise InputError(f"{path}: superpixels of {np.shape(superpixels)}; the image is {size}")
+    if np.asarray(labels).dtype != object:
+        raise InputError(f"{path}: labels is no cell; expected one list of superpixels a region")
     numbers, ids = np.unique(superpixels, return_inverse=True)
     cells = [np.asarray(cell).ravel() for cell in np.asarray(labels, dtype=object).ravel()]
     members = np.zeros((len(cells), len(numbers)), dtype=bool)
@@ -161,30 +202,18 @@ def _scores(content: dict[str, Any], count: int, path: Path) -> npt.NDArray[np.f
     return scores.astype(np.float64)
 
 
-def _listed(path: Path) -> list[Any]:
+def _by_score(
+    rles: list[RLE], scores: npt.NDArray[np.float64], size: Size, edges: Edges | None
+) -> RegionSet:
+    order = np.argsort(-scores, kind="stable")
+    return regions_of_masks([rles[i] for i in order], size, scores=scores[order], edges=edges)
+
+
+def _listed(path: Path) -> list[tuple[str, Any]]:
+    """The masks of a JSON file, each with where it stands."""
     content = read_json(path)
     if isinstance(content, dict) and isinstance(content.get("annotations"), list):
         content = content["annotations"]
-    if not isinstance(content, list):
+    if not isinstance(content, list) or not content:
         raise InputError(f"{path}: found {brief(content)}; expected a list of masks")
-    return content
-
-
-def _from_entries(
-    entries: list[tuple[str, Any]], image: LabelledImage, path: Path, edges: Edges
-) -> RegionSet:
-    if not entries:
-        raise InputError(f"{path}: no masks for the image {image.image_id!r}")
-    size = image.annotation.size
-    rles, scores = [], []
-    for place, (where, entry) in enumerate(entries):
-        rle = masks.from_json(field(entry, "segmentation", object, where), size, where)
-        if not masks.areas([rle])[0]:
-            raise InputError(f"{where}: an empty mask")
-        score = entry.get("score", entry.get("predicted_iou", 1 - place / len(entries)))
-        rles.append(rle)
-        scores.append(finite(score, f"{where}: score"))
-    order = np.argsort(-np.asarray(scores), kind="stable")
-    return regions_of_masks(
-        [rles[i] for i in order], size, scores=np.asarray(scores)[order], edges=edges
-    )
+    return [(f"{path}: entry {number}", entry) for number, entry in enumerate(content)]

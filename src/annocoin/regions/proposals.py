@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from annocoin.errors import InputError
 from annocoin.regions.boundaries import MAX_SIDE, BoundaryDetector, Maps, lab_gradient
 from annocoin.regions.elements import Elements
 from annocoin.regions.grouping import Candidates, group
@@ -21,6 +22,9 @@ from annocoin.regions.selection import select
 
 Image = npt.NDArray[np.uint8]
 Number = TypeVar("Number", bound=np.generic)
+
+LIMIT = 1000
+"""The most regions of an image, if not said otherwise."""
 
 COLOUR_IN_CUT = 0.1
 """How much of the Lab gradient is added to the boundaries before superpixels are cut."""
@@ -50,7 +54,7 @@ class RegionProposer:
         ranker: orders the regions.
         limit: the most regions of an image.
         superpixels: the most superpixels of an image.
-        candidates: the most regions that are looked at to choose from.
+        candidates: the most regions that are looked at, before duplicates go, to choose from.
 
     Example:
         >>> propose = RegionProposer(BoundaryDetector("gradient"), limit=20)
@@ -64,9 +68,14 @@ class RegionProposer:
 
     detector: BoundaryDetector = field(default_factory=BoundaryDetector)
     ranker: Ranker = field(default_factory=Ranker)
-    limit: int = 1000
+    limit: int = LIMIT
     superpixels: int = 600
     candidates: int = 6000
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "superpixels", "candidates"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)}; expected at least 1")
 
     def __call__(self, image: Image) -> RegionSet:
         """The regions of an RGB image [H, W, 3], the best first and the whole image last."""
@@ -88,7 +97,7 @@ class RegionProposer:
         return RegionSet.of(
             enlarged(mosaic.ids, size),
             candidates.members[chosen],
-            scores=scores[chosen],
+            scores=np.minimum.accumulate(scores[chosen]),  # the order counts, also for others
             edges=enlarged(analysis.edges, size),
         )
 

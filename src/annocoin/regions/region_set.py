@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from annocoin import masks as rle
+from annocoin.errors import check_choice
 from annocoin.masks import RLE, Size
 from annocoin.regions import algebra
 from annocoin.regions.elements import Elements
@@ -39,7 +40,7 @@ class RegionSet:
         >>> halves = np.array([[0, 0, 1, 1]] * 4)
         >>> regions = RegionSet.of(halves, [[1, 0], [0, 1], [1, 1]], edges=np.full((4, 4), 0.5))
         >>> regions.areas.tolist(), regions.boxes[1].tolist()
-        ([8.0, 8.0, 16.0], [2.0, 0.0, 4.0, 4.0])
+        ([8, 8, 16], [2.0, 0.0, 4.0, 4.0])
         >>> regions.iou()[0].tolist(), regions.edge_mass()[0].tolist()
         ([1.0, 0.0, 0.5], [0.0, 2.0, 2.0])
     """
@@ -68,10 +69,12 @@ class RegionSet:
             edges: the probability of a boundary at every pixel, [H, W].
             masses: the edge mass of every element, [E], where it is known already.
         """
-        ids = np.asarray(superpixels)
-        members = np.asarray(membership).astype(bool)
+        ids = _array(superpixels)
+        members = _array(membership).astype(bool)
         _check(ids, members)
         elements = Elements.of(ids)
+        if edges is not None and edges.shape != ids.shape:
+            raise ValueError(f"edges of shape {edges.shape}; the superpixels are {ids.shape}")
         if masses is None:
             masses = elements.masses(edges) if edges is not None else np.zeros(len(elements.pairs))
         if scores is None:
@@ -79,16 +82,18 @@ class RegionSet:
         found = cls(
             superpixels=torch.from_numpy(ids.astype(np.int32)),
             membership=torch.from_numpy(members),
-            scores=torch.tensor(np.asarray(scores), dtype=torch.float32),
+            scores=torch.tensor(_array(scores), dtype=torch.float32),
             elements=torch.from_numpy(elements.pairs),
             lengths=torch.from_numpy(elements.lengths).float(),
-            masses=torch.tensor(np.asarray(masses), dtype=torch.float32),
+            masses=torch.tensor(_array(masses), dtype=torch.float32),
         )
         if found.scores.shape != (len(members),) or found.masses.shape != found.lengths.shape:
             raise ValueError(
                 f"scores of shape {tuple(found.scores.shape)}, masses of "
                 f"{tuple(found.masses.shape)}; expected ({len(members)},), {len(elements.pairs)}"
             )
+        if not (found.scores.isfinite().all() and found.masses.isfinite().all()):
+            raise ValueError("scores or masses are NaN or infinite; expected finite numbers")
         return found
 
     def __len__(self) -> int:
@@ -96,12 +101,15 @@ class RegionSet:
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> RegionSet:
         """The chosen regions over the same superpixels: a position, slice, list, or bool [P]."""
-        positions = torch.arange(len(self), device=self.device)[index].reshape(-1)
+        if isinstance(index, Tensor):
+            index = index.tolist()
+        chosen = np.atleast_1d(np.arange(len(self))[index])
+        positions = torch.from_numpy(chosen.copy()).to(self.device)
         return replace(self, membership=self.membership[positions], scores=self.scores[positions])
 
     def __repr__(self) -> str:
         height, width = self.size
-        return f"RegionSet({len(self)} of {self.membership.shape[1]} in {height}x{width})"
+        return f"RegionSet({len(self)} over {self.membership.shape[1]} in {height}x{width})"
 
     def to(self, device: torch.device | str) -> RegionSet:
         """The same on another device."""
@@ -124,8 +132,8 @@ class RegionSet:
 
     @cached_property
     def areas(self) -> Tensor:
-        """Pixels of each region, float64 [P]."""
-        return self.membership.double() @ self.superpixel_areas.double()
+        """Pixels of each region, int64 [P]."""
+        return (self.membership * self.superpixel_areas).sum(dim=1)
 
     @cached_property
     def boxes(self) -> Tensor:
@@ -138,28 +146,37 @@ class RegionSet:
         return algebra.intersections(self.membership, self.superpixel_areas)
 
     def iou(self) -> Tensor:
-        """Intersection over union of all pairs, [P, P]."""
-        common = self.intersections()
-        areas = self.areas.to(common.dtype)
-        return algebra.iou(common, areas, areas)
+        """Intersection over union of all pairs, float32 [P, P]."""
+        return algebra.iou(self.intersections(), self.areas, self.areas)
 
     def containment(self) -> Tensor:
-        """The share of region u that lies in region v, [P, P]."""
-        common = self.intersections()
-        return common / self.areas.to(common.dtype)[:, None]
+        """The share of region u that lies in region v, float32 [P, P].
+
+        The greater of it and its transpose is the intersection over the smaller area.
+        """
+        return (self.intersections() / self.areas[:, None]).float()
 
     def iou_with(self, masks: Tensor) -> Tensor:
-        """Intersection over union with masks [N, H, W] of 0 and 1: [P, N]."""
-        dense = masks.to(self.device, torch.float64)
+        """Intersection over union with masks [N, H, W], whose nonzero pixels count: [P, N]."""
+        if masks.ndim != 3 or tuple(masks.shape[1:]) != self.size:
+            raise ValueError(f"masks of shape {tuple(masks.shape)}; expected (N, *{self.size})")
+        dtype = algebra.exact_dtype(self.superpixels.numel(), self.device)
+        dense = (masks != 0).to(self.device, dtype)
         common = algebra.pool(self.membership, self.superpixels, dense)
         return algebra.iou(common, self.areas, dense.sum(dim=(1, 2)))
 
     def contains(self, points: Tensor) -> Tensor:
-        """Whether a region holds the pixel under a point: [N, 2] as x, y to bool [P, N]."""
+        """Whether a region holds the pixel under a point: [N, 2] as x, y to bool [P, N].
+
+        The right and lower rim belong to the last pixels; points outside of the image to no region.
+        """
         height, width = self.size
-        x = points[:, 0].floor().long().clamp(0, width - 1)
-        y = points[:, 1].floor().long().clamp(0, height - 1)
-        return self.membership[:, self.superpixels[y, x].long()]
+        points = points.to(self.device)
+        x, y = points[:, 0], points[:, 1]
+        inside = (x >= 0) & (x <= width) & (y >= 0) & (y <= height)
+        column = x.floor().long().clamp(0, width - 1)
+        row = y.floor().long().clamp(0, height - 1)
+        return self.membership[:, self.superpixels[row, column].long()] & inside
 
     def box_iou(self, boxes: Tensor) -> Tensor:
         """Intersection over union of the regions' tight boxes with boxes [N, 4]: [P, N]."""
@@ -185,21 +202,23 @@ class RegionSet:
     def pool(self, features: Tensor, over: Over = "image") -> Tensor:
         """Features summed over each region, differentiable: [..., C, h, w] to [..., P, C].
 
-        The features may have another resolution than the image.
+        The features may have another resolution than the image; each of their pixels counts for the
+        superpixel under its centre, so that at a coarse one small regions may get nothing.
 
         Args:
             over: what the sum is divided by: the area of the "image" (the paper's global average
                 pooling), that of the "region", or nothing ("sum").
         """
+        check_choice("over", over, get_args(Over))
         size = features.shape[-2:]
         ids = algebra.resized(self.superpixels, size)
         sums = algebra.pool(self.membership, ids, features)
-        if over == "sum":
-            return sums
         if over == "image":
-            return sums / (size[0] * size[1])
-        own = algebra.pool(self.membership, ids, features.new_ones(1, *size))
-        return sums / own.clamp(min=1)
+            sums = sums / (size[0] * size[1])
+        elif over == "region":
+            ones = torch.ones(1, *size, device=features.device)
+            sums = sums / algebra.pool(self.membership, ids, ones).clamp(min=1)
+        return sums.to(features.dtype)
 
     def masks(self) -> Tensor:
         """The regions as masks, bool [P, H, W]: choose a few first."""
@@ -209,6 +228,10 @@ class RegionSet:
         """The regions as run-length masks."""
         members, ids = self.membership.cpu().numpy(), self.superpixels.cpu().numpy()
         return [rle.encode(row[ids][None])[0] for row in members]
+
+
+def _array(values: npt.ArrayLike | Tensor) -> npt.NDArray[Any]:
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
 
 
 def _check(superpixels: npt.NDArray[Any], membership: npt.NDArray[np.bool_]) -> None:
