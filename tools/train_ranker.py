@@ -29,7 +29,7 @@ from annocoin.regions.mosaic import Mosaic
 from annocoin.regions.proposals import RegionProposer
 from annocoin.regions.ranking import Ranker, measure
 
-HIDDEN = 48
+HIDDEN = 96
 BATCH = 4096
 
 

@@ -19,6 +19,7 @@ import torch
 
 from annocoin import InputError, Problems
 from annocoin import masks as rle
+from annocoin.atomic import only_one
 from annocoin.data.loading import load_labelled
 from annocoin.regions import (
     RegionFolder,
@@ -41,7 +42,7 @@ def made(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def same(first: RegionFolder, second: RegionFolder) -> bool:
-    return list(first) == list(second) and all(
+    return set(first) == set(second) and all(
         torch.equal(first[i].membership, second[i].membership)
         and torch.equal(first[i].superpixels, second[i].superpixels)
         and torch.equal(first[i].masses, second[i].masses)
@@ -67,12 +68,12 @@ def test_processes_make_the_same_and_the_rest_is_left_alone(
     assert "regions of 8 images" in outcome.out
     assert same(RegionFolder(made), RegionFolder(out))
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("*.npz")}
-    removed = next(iter(stamps))
+    removed, damaged, *untouched = stamps
     removed.unlink()
+    damaged.write_bytes(b"nonsense")
     assert len(RegionFolder(out)) == 7
-    assert annocoin("regions", scenes, *words).code == 0
+    assert annocoin("regions", *words, scenes).code == 0  # options may come first
     assert same(RegionFolder(made), RegionFolder(out))
-    untouched = [path for path in stamps if path != removed]
     assert all(path.stat().st_mtime_ns == stamps[path] for path in untouched)
 
 
@@ -112,8 +113,10 @@ def test_another_dataset_with_the_same_names_is_refused(scenes: Path, tmp_path: 
     labelled = load_labelled(tmp_path / "data")
     make_regions(labelled, tmp_path / "out", OPTIONS, jobs=1)
     index = tmp_path / "out/regions.json"
-    index.write_text(index.read_text().replace('"image_id": "x"', '"image_id": "y"'))
-    with pytest.raises(InputError, match="belongs to image 'y'"):
+    text = index.read_text()
+    assert '"x"' in text
+    index.write_text(text.replace('"x"', '"y"'))
+    with pytest.raises(InputError, match=r"x\.png\.npz is of image 'y', not 'x'"):
         make_regions(labelled, tmp_path / "out", OPTIONS, jobs=1)
 
 
@@ -139,6 +142,88 @@ def test_a_bad_image_stops_the_work_or_is_skipped(tmp_path: Path, jobs: int) -> 
     folder = make_regions(labelled, tmp_path / "out", OPTIONS, jobs=jobs, problems=problems)
     assert sorted(map(str, folder)) == ["a", "c"]
     assert len(problems.skipped) == 1
+
+
+def test_an_attempt_that_made_nothing_binds_nobody(scenes: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected one of network, gradient"):
+        RegionOptions("canny")  # type: ignore[arg-type]
+    (tmp_path / "sam").mkdir()
+    labelled = load_labelled(scenes)
+    source = RegionOptions("gradient", source=f"coco:{tmp_path / 'sam'}")
+    with pytest.raises(InputError, match="no such file"):
+        make_regions(labelled, tmp_path / "out", source, jobs=1)
+    assert len(make_regions(labelled, tmp_path / "out", OPTIONS, jobs=1)) == 8
+
+
+def test_other_weights_need_another_folder(
+    scenes: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("annocoin.regions.collection._weights", lambda: "others")
+    with pytest.raises(InputError, match="made with weights"):
+        make_regions(load_labelled(scenes), made, OPTIONS)
+
+
+def test_two_at_once_are_refused(scenes: Path, made: Path) -> None:
+    with only_one(made / ".lock"), pytest.raises(InputError, match="another process"):
+        make_regions(load_labelled(scenes), made, OPTIONS)
+    assert len(make_regions(load_labelled(scenes), made, OPTIONS)) == 8
+
+
+def test_a_disk_that_cannot_be_written_to_is_not_skipped(
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, regions: object) -> None:
+        raise InputError(f"{path}: cannot be written (No space left on device)")
+
+    monkeypatch.setattr("annocoin.regions.collection.write_regions", full)
+    with pytest.raises(InputError, match="No space"):
+        make_regions(
+            load_labelled(scenes), tmp_path / "r", OPTIONS, jobs=1, problems=Problems(skip=True)
+        )
+
+
+def die(*task: object) -> None:
+    os._exit(9)
+
+
+def test_a_worker_that_dies_is_one_line(
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("annocoin.regions.collection._work_once", die)
+    labelled = load_labelled(scenes)
+    with pytest.raises(InputError, match="a worker process died"):
+        make_regions(labelled, tmp_path / "r", OPTIONS, jobs=2)
+
+
+def test_a_name_with_another_slash_is_found_again(tmp_path: Path) -> None:
+    picture(tmp_path / "s/a.png")
+    content = {
+        "images": [{"id": 7, "file_name": "s\\a.png", "height": 10, "width": 20}],
+        "categories": [{"id": 1, "name": "cat"}],
+        "annotations": [],
+    }
+    (tmp_path / "d.json").write_text(json.dumps(content))
+    labelled = load_labelled(tmp_path / "d.json", images=tmp_path)
+    folder = make_regions(labelled, tmp_path / "out", OPTIONS, jobs=1)
+    assert 7 in folder
+    assert folder[7].size == (10, 20)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group")
+def test_ctrl_c_is_one_line_and_leaves_whole_files(scenes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "regions"
+    command = [sys.executable, "-m", "annocoin", "regions", str(scenes), "--out", str(out)]
+    process = subprocess.Popen(
+        [*command, "--jobs", "2"], start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    while not (out / "regions.json").exists() and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(1.0)  # the workers are starting
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert errors.splitlines() == ["annocoin: interrupted; nothing half-written is left"]
+    assert len(RegionFolder(out)) < 8
 
 
 @pytest.mark.parametrize("jobs", [0, -1])
@@ -169,14 +254,18 @@ def test_export_and_import_are_exact(
     assert (outcome.code, outcome.err) == (0, "")
     back = RegionFolder(tmp_path / "back")
     for image_id in folder:
-        ours = {mask.tobytes() for mask in folder[image_id].masks().numpy()}
-        theirs = {mask.tobytes() for mask in back[image_id].masks().numpy()}
-        assert ours == theirs
-        assert back[image_id].masses.sum() > 0
+        ours, theirs = folder[image_id], back[image_id]
+        assert torch.equal(ours.masks(), theirs.masks())  # in the same order
+        assert theirs.scores.tolist() == pytest.approx(ours.scores.tolist(), abs=1e-6)
+        assert torch.equal(ours.edge_mass() > 0, theirs.edge_mass() > 0)
 
 
 def test_the_best_regions_alone_are_exported(made: Path, tmp_path: Path) -> None:
     folder = RegionFolder(made)
+    with pytest.raises(InputError, match="lies in the folder of regions"):
+        export_regions(folder, made / "regions.json")
+    with pytest.raises(InputError, match="at least 1"):
+        export_regions(folder, tmp_path / "m.json", limit=0)
     assert export_regions(folder, tmp_path / "m.json", limit=3) == 24
     entries = json.loads((tmp_path / "m.json").read_text())
     first = next(iter(folder))
@@ -216,6 +305,7 @@ def test_mcg_files_become_regions(annocoin: Run, scenes: Path, tmp_path: Path) -
         (("show", "nothing.png", "--out", "{tmp}/x.png"), "no such image file"),
         (("show", "{tmp}/a.png", "--out", "{tmp}/x.gif"), "ends in .png or .jpg"),
         (("show", "{tmp}/a.png", "--out", "{tmp}/a.png"), "that is the input"),
+        (("show", "{tmp}/a.png", "--out", "{tmp}/x.png", "--limit", "0"), "at least 1"),
         (("export", "{tmp}", "--out", "{tmp}/x.json"), "no regions.json"),
     ],
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,8 +41,32 @@ def test_nodes_pairs_and_triples_of_a_row() -> None:
         kinds[parts].add(members)
     assert kinds[1] == {(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)}
     assert kinds[2] == {(1, 2), (0, 1, 2), (1, 2, 3)}  # what is no node yet, and hangs together
+    assert kinds[3] == set()  # a row of four has no more
     assert sets(found.members)[-1] == (0, 1, 2, 3)
     assert sets(found.members)[0] in ((0, 1), (2, 3))  # survives longest
+
+
+def test_unions_are_disjoint_neighbours_and_the_weakest_part_ranks_them() -> None:
+    """A row of eight, cut in the middle of each half: every union against a plain search."""
+    mosaic = row_of_pieces(8)
+    tree = tree_of(mosaic, 0.1, 0.5, 0.2, 0.9, 0.3, 0.6, 0.4)
+    found = group([tree], mosaic, 10_000)
+    survival = tree.altitudes[tree.parents]
+    nodes = {tuple(np.flatnonzero(row)): survival[i] for i, row in enumerate(tree.members()[:-1])}
+    smaller = {*nodes, tuple(range(8))}
+    for parts in (2, 3):
+        own = [m for m, p in zip(sets(found.members), found.parts, strict=True) if p == parts]
+        possible: dict[tuple[int, ...], float] = {}
+        for chosen in itertools.combinations(nodes, parts):
+            union = tuple(sorted(sum(chosen, ())))
+            disjoint = len(set(union)) == len(union)
+            if disjoint and union[-1] - union[0] == len(union) - 1:  # hangs together
+                worth = min(nodes[c] for c in chosen)
+                possible[union] = max(worth, possible.get(union, 0))
+        assert set(own) == set(possible) - smaller
+        worths = [possible[union] for union in own]
+        assert worths == sorted(worths, reverse=True)
+        smaller |= set(own)
 
 
 def test_candidates_are_distinct_and_bounded() -> None:

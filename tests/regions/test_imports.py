@@ -11,9 +11,9 @@ import torch
 
 from annocoin import InputError
 from annocoin import masks as rle
-from annocoin.data.dataset import LabelledImage
+from annocoin.data.dataset import LabelledImage, LabelledImages
 from annocoin.regions import read_mat
-from annocoin.regions.imports import open_source
+from annocoin.regions.imports import Source, open_source
 from annocoin.types import Annotation
 
 IDS = np.array([[5, 5, 7, 7], [5, 9, 9, 7], [9, 9, 9, 7]], dtype=np.uint16)
@@ -84,6 +84,7 @@ def test_without_scores_the_order_of_the_file_counts(tmp_path: Path) -> None:
     [
         ({"x": np.zeros(3)}, "no 'superpixels' in it, found ['x']"),
         (mcg(labels=None), "no 'labels'"),
+        (mcg(labels=np.ones((3, 2))), "labels is no cell"),
         (mcg(superpixels=IDS[:2]), "the image is (3, 4)"),
         (mcg(labels=cells([[5], [6], [7]])), "region 1 has the superpixels [6.0]"),
         (mcg(labels=cells([[5], [], [7]])), "region 1 has the superpixels []"),
@@ -129,6 +130,10 @@ def image(image_id: str | int = "a", name: str = "a.jpg") -> LabelledImage:
     return LabelledImage(image_id, name, None, Annotation((3, 4)))
 
 
+def opened(text: str, *images: LabelledImage) -> Source:
+    return open_source(text, LabelledImages.of(["cat"], images or (image(),)))
+
+
 def entries(**more: Any) -> list[dict[str, Any]]:
     found = [{"segmentation": rle.to_json(mask), **more} for mask in rle.encode(MASKS)]
     for entry, score in zip(found, SCORES, strict=True):
@@ -139,11 +144,13 @@ def entries(**more: Any) -> list[dict[str, Any]]:
 def test_one_json_file_for_all_images(tmp_path: Path) -> None:
     path = tmp_path / "masks.json"
     path.write_text(json.dumps(entries(image_id=3) + entries(image_id="b")[:1]))
-    source = open_source(f"coco:{path}")
-    assert torch.equal(source(image(3), EDGES).masks(), torch.from_numpy(MASKS[[1, 2, 0]]))
-    assert len(source(image("b"), EDGES)) == 1
+    source = opened(f"coco:{path}")
+    regions = source.find(image(3)).regions((3, 4), EDGES)
+    assert torch.equal(regions.masks(), torch.from_numpy(MASKS[[1, 2, 0]]))
+    assert regions.masses.sum() > 0
+    assert len(source.find(image("b")).regions((3, 4))) == 1
     with pytest.raises(InputError, match="no masks for the image 'c'"):
-        source(image("c"), EDGES)
+        source.find(image("c"))
 
 
 def test_a_json_file_for_each_image_as_sam_writes_it(tmp_path: Path) -> None:
@@ -151,12 +158,26 @@ def test_a_json_file_for_each_image_as_sam_writes_it(tmp_path: Path) -> None:
     for entry, score in zip(masks, SCORES, strict=True):
         entry["predicted_iou"] = score
     (tmp_path / "a.json").write_text(json.dumps({"image": {"image_id": 1}, "annotations": masks}))
-    source = open_source(f"coco:{tmp_path}")
-    regions = source(image(), EDGES)
+    source = opened(f"coco:{tmp_path}")
+    regions = source.find(image()).regions((3, 4))
     assert torch.equal(regions.masks(), torch.from_numpy(MASKS[[1, 2, 0]]))
     assert regions.scores.tolist() == pytest.approx([0.9, 0.5, 0.2])
     with pytest.raises(InputError, match=r"b\.json"):
-        source(image(name="b.jpg"), EDGES)
+        source.find(image(name="b.jpg"))
+
+
+def test_files_lie_as_the_images_or_flat_if_that_is_clear(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for name, count in (("a.json", 1), ("s/b.json", 2)):
+        (tmp_path / name).write_text(json.dumps(entries()[:count]))
+    first, second, deep = image(1, "a.jpg"), image(2, "s/a.jpg"), image(3, "s/b.jpg")
+    flat = opened(f"coco:{tmp_path}", second, deep)
+    assert len(flat.find(second).regions((3, 4))) == 1
+    assert len(flat.find(deep).regions((3, 4))) == 2
+    doubtful = opened(f"coco:{tmp_path}", first, second)
+    assert len(doubtful.find(first).regions((3, 4))) == 1
+    with pytest.raises(InputError, match=r"s/a\.json: no such file"):
+        doubtful.find(second)
 
 
 @pytest.mark.parametrize(
@@ -165,13 +186,14 @@ def test_a_json_file_for_each_image_as_sam_writes_it(tmp_path: Path) -> None:
         ('{"x": 1}', "expected a list of masks"),
         ("[{}]", "no 'image_id'"),
         ("[3]", "expected an object"),
+        ("[]", "expected a list of masks"),
         ("[", "broken JSON"),
     ],
 )
 def test_a_bad_json_file_is_one_line(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "m.json").write_text(content)
     with pytest.raises(InputError, match=message):
-        open_source(f"coco:{tmp_path / 'm.json'}")
+        opened(f"coco:{tmp_path / 'm.json'}")
 
 
 @pytest.mark.parametrize(
@@ -186,18 +208,18 @@ def test_a_bad_mask_is_one_line(tmp_path: Path, change: dict[str, Any], message:
     path = tmp_path / "m.json"
     path.write_text(json.dumps([entries(image_id="a")[0] | change]))
     with pytest.raises(InputError, match=message):
-        open_source(f"coco:{path}")(image(), EDGES)
+        opened(f"coco:{path}").find(image()).regions((3, 4), EDGES)
 
 
 @pytest.mark.parametrize("text", ["", "mcg:", "sam:x", "mcg", "coco:/no/such/file"])
 def test_an_unknown_source_is_one_line(text: str) -> None:
     with pytest.raises(InputError, match=r"expected mcg:DIR or coco:FILE|no such file"):
-        open_source(text)
+        opened(text)
 
 
 def test_mcg_wants_a_folder(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("")
     with pytest.raises(InputError, match="not a folder"):
-        open_source(f"mcg:{tmp_path / 'f'}")
+        opened(f"mcg:{tmp_path / 'f'}")
     with pytest.raises(InputError, match=r"a\.mat: no such file"):
-        open_source(f"mcg:{tmp_path}")(image(), EDGES)
+        opened(f"mcg:{tmp_path}").find(image())

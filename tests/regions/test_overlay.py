@@ -55,3 +55,5 @@ def test_a_new_cut_has_the_strength_it_is_given() -> None:
 def test_an_empty_mask_is_no_region() -> None:
     with pytest.raises(ValueError, match="empty region"):
         regions_of_masks(rle.encode(np.zeros((1, 3, 3))), (3, 3))
+    with pytest.raises(ValueError, match="a mask of size"):
+        regions_of_masks(rle.encode(np.ones((1, 1, 3))), (3, 3))

@@ -197,3 +197,44 @@ def test_no_regions_are_a_region_set_too() -> None:
     assert none.boxes.shape == (0, 4)
     assert none.pool(torch.ones(3, 1, 2)).shape == (0, 3)
     assert none.rles() == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_does_not_overflow_or_round_sums(dtype: torch.dtype) -> None:
+    regions = RegionSet.of(np.zeros((300, 300), int), [[1]])
+    ones = torch.ones(1, 300, 300, dtype=dtype)
+    for over in ("image", "region"):
+        pooled = regions.pool(ones, over)  # type: ignore[arg-type]
+        assert pooled.dtype == dtype
+        assert pooled.item() == 1
+
+
+def test_mixed_precision_around_it_changes_nothing() -> None:
+    rng = np.random.default_rng(0)
+    ids = np.arange(36).reshape(6, 6).repeat(31, axis=0).repeat(33, axis=1)
+    regions = RegionSet.of(ids, rng.random((9, 36)) < 0.5, edges=rng.random(ids.shape))
+    features = torch.rand(4, 6 * 31, 6 * 33)
+    plain = [regions.iou(), regions.edge_mass(), regions.pool(features)]
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = [regions.iou(), regions.edge_mass(), regions.pool(features)]
+    assert all(torch.equal(one, two) for one, two in zip(plain, mixed, strict=True))
+
+
+def test_wrong_shapes_and_words_are_refused() -> None:
+    ids = np.array([[0, 0, 1], [0, 0, 1]])
+    with pytest.raises(ValueError, match="edges of shape"):
+        RegionSet.of(ids, np.eye(2), edges=np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="NaN"):
+        RegionSet.of(ids, np.eye(2), scores=[np.nan, 0])
+    regions = RegionSet.of(ids, np.eye(2))
+    with pytest.raises(ValueError, match="masks of shape"):
+        regions.iou_with(torch.ones(1, 3, 2))
+    with pytest.raises(ValueError, match="over 'regions'"):
+        regions.pool(torch.ones(1, 2, 3), "regions")  # type: ignore[arg-type]
+    assert regions.iou_with(torch.full((1, 2, 3), 255, dtype=torch.uint8))[0, 0] == 4 / 6
+    assert regions.iou_with(torch.ones(0, 2, 3)).shape == (2, 0)
+    assert regions.pool(torch.ones(0, 5, 2, 3)).shape == (0, 2, 5)
+    outside = torch.tensor([[-0.1, 0.0], [1.0, 2.5], [3.1, 1.0], [3.0, 2.0]])
+    assert regions.contains(outside).tolist() == [[False] * 4, [False, False, False, True]]
+    assert torch.equal(regions[::-1].masks(), regions.masks().flip(0))
+    assert torch.equal(RegionSet.of(torch.from_numpy(ids), torch.eye(2)).masks(), regions.masks())

@@ -70,7 +70,7 @@ class RegionProposer:
     ranker: Ranker = field(default_factory=Ranker)
     limit: int = LIMIT
     superpixels: int = 600
-    candidates: int = 6000
+    candidates: int = 9000
 
     def __post_init__(self) -> None:
         for name in ("limit", "superpixels", "candidates"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-ROUNDS = ((100, 0.65), (300, 0.75), (600, 0.85), (1_000_000, 0.9), (1_000_000, 0.95))
+ROUNDS = ((100, 0.65), (300, 0.75), (600, 0.8), (1_000_000, 0.85), (1_000_000, 0.95))
 """(until so many are chosen, the IoU that two of them may have). The first ones cover the image,
 those after them refine; the last round is for images with few candidates."""
 
