@@ -10,10 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
+from annocoin import InputError
 from annocoin.data.images import read_image
 from annocoin.data.synthetic import render_scene
 from annocoin.regions import BoundaryDetector, RegionProposer, RegionSet
-from annocoin.regions.proposals import enlarged, shrunk
+from annocoin.regions.elements import Elements
+from annocoin.regions.hierarchy import Tree
+from annocoin.regions.mosaic import Mosaic
+from annocoin.regions.proposals import enlarged, make_mosaic, make_trees, shrunk
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +120,46 @@ def test_shrinking_and_enlarging() -> None:
     assert np.unique(large).tolist() == [0, 1, 2, 3, 4, 5]
     assert enlarged(values, (2, 3)) is values
     assert RegionSet.of(large, np.eye(6)).areas.sum() == 35
+
+
+def first_merge(tree: Tree) -> list[int]:
+    return np.flatnonzero(tree.members()[tree.leaves]).tolist()
+
+
+def test_trees_follow_the_average_the_fine_scales_colours_and_volume() -> None:
+    """Four pieces in a row; each weight has its weakest border elsewhere."""
+    ids = np.repeat(np.arange(4), [10, 10, 10, 10])[None].repeat(10, axis=0).astype(np.int32)
+    image = np.zeros((10, 40, 3), np.uint8)
+    image[:, 10:] = 200  # pieces 1, 2, 3 look alike
+    image[:, 30:] = 120
+    strengths = np.array(
+        [
+            [0.2, 0.4, 0.3],  # average: 0 and 1 merge first
+            [0.9, 0.1, 0.9],  # the coarsest scale has no tree
+            [0.9, 0.9, 0.1],  # 2 and 3
+            [0.9, 0.1, 0.9],  # 1 and 2
+        ]
+    )
+    trees = make_trees(Mosaic(image, ids, Elements.of(ids), strengths))
+    assert [first_merge(tree) for tree in trees[:4]] == [[0, 1], [2, 3], [1, 2], [1, 2]]
+    assert len(trees) == 5
+    assert trees[4].members()[-1].all()
+
+
+def test_superpixels_see_colours_where_the_detector_sees_nothing() -> None:
+    image = np.zeros((20, 40, 3), np.uint8)
+    image[:, 20:] = (250, 220, 30)
+    mosaic = make_mosaic(image, np.zeros((3, 20, 40), np.float32), 100)
+    assert mosaic.ids[0, 5] != mosaic.ids[0, 35]
+    assert (mosaic.strengths == 0).all()
+    assert mosaic.strengths.shape == (4, len(mosaic.elements.pairs))
+
+
+def test_the_best_come_first_and_their_scores_fall(
+    propose: RegionProposer, photo: np.ndarray
+) -> None:
+    scores = propose(photo).scores
+    assert (scores.diff() <= 0).all()
+    for name in ("limit", "superpixels", "candidates"):
+        with pytest.raises(InputError, match=f"{name} 0; expected at least 1"):
+            RegionProposer(propose.detector, **{name: 0})

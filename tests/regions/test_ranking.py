@@ -70,5 +70,5 @@ def test_many_candidates_are_measured_in_blocks(mosaic: Mosaic) -> None:
 
 def test_weights_are_small_and_have_a_card() -> None:
     folder = resources.files("annocoin.regions")
-    assert len(folder.joinpath("ranker.safetensors").read_bytes()) < 40_000
+    assert len(folder.joinpath("ranker.safetensors").read_bytes()) < 80_000
     assert "BSDS500" in folder.joinpath("ranker.md").read_text(encoding="utf-8")

@@ -1,0 +1,94 @@
+"""The ranker's script on two small pictures in BSDS500's own layout."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import scipy.io
+from PIL import Image
+from safetensors.numpy import load_file
+
+from annocoin.regions.elements import Elements
+from annocoin.regions.grouping import Candidates
+from annocoin.regions.mosaic import Mosaic
+from annocoin.regions.ranking import Ranker
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "train_ranker.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_ranker", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def people(*maps: np.ndarray) -> np.ndarray:
+    truth = np.empty((1, len(maps)), dtype=object)
+    for i, segments in enumerate(maps):
+        truth[0, i] = {"Segmentation": segments.astype(np.uint16)}
+    return truth
+
+
+def test_the_script_trains_a_ranker_that_works(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "images/train").mkdir(parents=True)
+    (tmp_path / "groundTruth/train").mkdir(parents=True)
+    for name in ("1", "2"):
+        image = rng.integers(90, 110, (80, 120, 3), dtype=np.uint8)
+        segments = np.ones((80, 120), int)
+        image[20:60, 30:80] = (200, 40, 40)
+        segments[20:60, 30:80] = 2
+        Image.fromarray(image).save(tmp_path / f"images/train/{name}.jpg")
+        truth = {"groundTruth": people(segments, segments)}
+        scipy.io.savemat(tmp_path / f"groundTruth/train/{name}.mat", truth)
+    out = tmp_path / "ranker.safetensors"
+    words = [str(SCRIPT), str(tmp_path), "--splits", "train", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    script.main()
+    shipped = Ranker().weights
+    written = load_file(out)
+    assert {name: value.shape for name, value in written.items()} == {
+        name: value.shape for name, value in shipped.items()
+    }
+    monkeypatch.setattr(sys, "argv", [*words[:1], str(tmp_path), "--splits", "val", *words[4:]])
+    with pytest.raises(SystemExit):
+        script.main()
+
+
+def test_the_target_is_the_overlap_with_outlined_objects(script: ModuleType) -> None:
+    ids = np.zeros((10, 12), np.int32)
+    ids[3:7, 3:6] = 1
+    ids[3:7, 6:9] = 2
+    mosaic = Mosaic(np.zeros((10, 12, 3), np.uint8), ids, Elements.of(ids), np.zeros((2, 3)))
+    members = np.array([[0, 1, 0], [0, 1, 1], [1, 0, 0], [1, 1, 1]], bool)
+    candidates = Candidates(members, np.ones(4, int), np.arange(4))
+    whole, half = np.where(ids > 0, 2, 1), np.where(ids == 1, 2, 1)
+    both = script.target(mosaic, candidates, [whole, half])
+    assert both[0] == pytest.approx(((0.5 + 1) / 2 + 1) / 2)
+    assert both[1] == pytest.approx(((1 + 0.5) / 2 + 1) / 2)
+    background = both[2]  # its own segment touches four sides: only a part of it counts
+    assert background == 0
+    assert script.sides_touched(whole).tolist() == [0, 4, 0]
+
+
+def test_least_squares_finds_a_line(script: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(3, 2, (20_000, 4)).astype(np.float32)
+    wanted = (0.1 * rows[:, 0] - 0.05 * rows[:, 2]).astype(np.float32)
+    weights = {k: v.numpy() for k, v in script.train(rows, wanted, 30, 0).items()}
+    x = (rows - weights["mean"]) / weights["spread"]
+    x = np.maximum(x @ weights["0.weight"].T + weights["0.bias"], 0)
+    x = np.maximum(x @ weights["2.weight"].T + weights["2.bias"], 0)
+    found = (x @ weights["4.weight"].T + weights["4.bias"])[:, 0]
+    assert np.abs(found - wanted).mean() < 0.02
