@@ -73,7 +73,7 @@ def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
     ids = list(truth)[: options.limit]
     paths = {image.image_id: image.image_path() for image in truth.labelled}
     seconds: Seconds = {}
-    make = felzenszwalb if method == "felzenszwalb" else ours(method, seconds)
+    make = peer(seconds) if method == "felzenszwalb" else ours(method, seconds)
     total = 0.0
     overlaps, shares, counts = [], [], []
     for image_id in track(ids, method):
@@ -134,10 +134,16 @@ def watched(work: Callable[..., Any], phase: str, seconds: Seconds) -> Callable[
     return run
 
 
-def felzenszwalb(image: Image) -> RegionSet:
-    """Segments at several scales in RGB and Lab, coarse ones first, each once."""
-    from skimage.segmentation import felzenszwalb as segment
+def peer(seconds: Seconds) -> Callable[[Image], RegionSet]:
+    """Felzenszwalb's segments, with a watch on the segmentation alone."""
+    from skimage.segmentation import felzenszwalb
 
+    segment = watched(felzenszwalb, "segmentation", seconds)
+    return lambda image: segments(image, segment)
+
+
+def segments(image: Image, segment: Callable[..., Any]) -> RegionSet:
+    """Segments at several scales in RGB and Lab, coarse ones first, each once."""
     found: dict[bytes, npt.NDArray[np.bool_]] = {}
     lab = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2Lab) / 100
     for scale in (2000, 1000, 600, 400, 250, 150, 100, 50):

@@ -26,9 +26,16 @@ COMBINED = 150
 """The best nodes of each tree that are combined."""
 
 PAIRS = 1200
-TRIPLES = 600
+"""Unions of two nodes kept for each tree."""
+
 PAIRS_GROWN = 250
-"""Unions of two and of three nodes kept for each tree; pairs that grow into triples."""
+"""The best pairs of each tree that grow into triples."""
+
+TRIPLES = 600
+"""Unions of three nodes kept for each tree."""
+
+FILLED = 4000
+"""The best candidates whose holes are filled."""
 
 SHARES = (0.65, 0.25, 0.10)
 """How many of the candidates are single nodes, pairs and triples."""
@@ -67,8 +74,8 @@ def group(trees: Sequence[Tree], mosaic: Mosaic, limit: int) -> Candidates:
     members = np.concatenate(merged)[order]
     parts = np.repeat([1, 2, 3], [len(found) for found in merged])[order]
     places = np.concatenate([np.arange(len(found)) for found in merged])[order]
-    filled = without_holes(members, elements, rim_of(mosaic.ids))
-    changed = np.flatnonzero((filled != members).any(axis=1))
+    filled = without_holes(members[:FILLED], elements, rim_of(mosaic.ids))
+    changed = np.flatnonzero((filled != members[:FILLED]).any(axis=1))
     members = np.concatenate([members, filled[changed]])
     parts, places = np.append(parts, parts[changed]), np.append(places, places[changed])
     fresh = _first_of_each(members)
