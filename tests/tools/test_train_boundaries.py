@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,18 +16,12 @@ from torch.nn import functional as F
 from torchvision.models import mobilenet_v2
 
 from annocoin.regions.network import BoundaryNet
-
-SCRIPT = Path(__file__).parents[2] / "tools" / "train_boundaries.py"
+from tools.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_boundaries", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("train_boundaries")
 
 
 @pytest.fixture

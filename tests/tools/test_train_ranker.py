@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,18 +16,12 @@ from annocoin.regions.elements import Elements
 from annocoin.regions.grouping import Candidates
 from annocoin.regions.mosaic import Mosaic
 from annocoin.regions.ranking import Ranker
-
-SCRIPT = Path(__file__).parents[2] / "tools" / "train_ranker.py"
+from tools.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_ranker", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("train_ranker")
 
 
 def people(*maps: np.ndarray) -> np.ndarray:
@@ -53,7 +46,7 @@ def test_the_script_trains_a_ranker_that_works(
         truth = {"groundTruth": people(segments, segments)}
         scipy.io.savemat(tmp_path / f"groundTruth/train/{name}.mat", truth)
     out = tmp_path / "ranker.safetensors"
-    words = [str(SCRIPT), str(tmp_path), "--splits", "train", "--out", str(out)]
+    words = ["train", str(tmp_path), "--splits", "train", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
     script.main()
     shipped = Ranker().weights

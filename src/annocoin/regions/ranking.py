@@ -11,8 +11,10 @@ from importlib import resources
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors.numpy import load as load_safetensors
 
+from annocoin.regions import algebra
 from annocoin.regions.grouping import Candidates
 from annocoin.regions.mosaic import Mosaic
 
@@ -57,8 +59,9 @@ def measure(mosaic: Mosaic, candidates: Candidates) -> Floats:
     place = sums[:, 5:7] / area[:, None] / (width, height) - 0.5
     colour = sums[:, 7:10] / area[:, None]
     variance = sums[:, 10] / area - (colour**2).sum(axis=1)
-    boxes = _boxes(mosaic.ids, candidates.members)
-    box_width, box_height = (boxes[:, 2] - boxes[:, 0]), (boxes[:, 3] - boxes[:, 1])
+    own = algebra.superpixel_boxes(torch.from_numpy(mosaic.ids), len(pixels)).to(torch.int16)
+    boxes = algebra.region_boxes(torch.from_numpy(candidates.members), own).numpy()
+    box_width, box_height = (boxes[:, 2:] - boxes[:, :2]).T.astype(np.float32)
     outline, inside = _borders(mosaic, candidates.members, members)
     length, inner = outline[:, 0] + 1e-3, inside[:, 0]
     on_outline = outline[:, 1:] / length[:, None]
@@ -111,22 +114,6 @@ def _per_superpixel(mosaic: Mosaic) -> Floats:
     )
     table = [mosaic.areas, *sides, *rest[:, :2].T, *mosaic.colour_sums.T, rest[:, 2]]
     return np.stack(table, axis=1).astype(np.float32)
-
-
-def _boxes(ids: npt.NDArray[np.int32], members: npt.NDArray[np.bool_]) -> Floats:
-    """Tight boxes of the candidates, [N, 4]."""
-    width = ids.shape[1]
-    count = members.shape[1]
-    flat = ids.ravel()
-    far = np.iinfo(np.int16).max
-    least, most = np.full((2, count), far), np.zeros((2, count), dtype=np.int64)
-    rows, columns = np.divmod(np.arange(flat.size), width)
-    for axis, position in enumerate((columns, rows)):
-        np.minimum.at(least[axis], flat, position)
-        np.maximum.at(most[axis], flat, position + 1)
-    low = [np.where(members, side.astype(np.int16), np.int16(far)).min(axis=1) for side in least]
-    high = [np.where(members, side.astype(np.int16), np.int16(0)).max(axis=1) for side in most]
-    return np.stack(low + high, axis=1).astype(np.float32)
 
 
 def _borders(
