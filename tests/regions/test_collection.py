@@ -158,7 +158,7 @@ def test_an_attempt_that_made_nothing_binds_nobody(scenes: Path, tmp_path: Path)
 def test_other_weights_need_another_folder(
     scenes: Path, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("annocoin.regions.collection._weights", lambda: "others")
+    monkeypatch.setattr("annocoin.regions.making._weights", lambda: "others")
     with pytest.raises(InputError, match="made with weights"):
         make_regions(load_labelled(scenes), made, OPTIONS)
 
@@ -175,7 +175,7 @@ def test_a_disk_that_cannot_be_written_to_is_not_skipped(
     def full(path: Path, regions: object) -> None:
         raise InputError(f"{path}: cannot be written (No space left on device)")
 
-    monkeypatch.setattr("annocoin.regions.collection.write_regions", full)
+    monkeypatch.setattr("annocoin.regions.making.write_regions", full)
     with pytest.raises(InputError, match="No space"):
         make_regions(
             load_labelled(scenes), tmp_path / "r", OPTIONS, jobs=1, problems=Problems(skip=True)
@@ -189,7 +189,7 @@ def die(*task: object) -> None:
 def test_a_worker_that_dies_is_one_line(
     scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("annocoin.regions.collection._work_once", die)
+    monkeypatch.setattr("annocoin.regions.making._work_once", die)
     labelled = load_labelled(scenes)
     with pytest.raises(InputError, match="a worker process died"):
         make_regions(labelled, tmp_path / "r", OPTIONS, jobs=2)
