@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from annocoin.cli import main
 from annocoin.data.synthetic import write_synthetic
+
+settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
+settings.load_profile("unhurried")
 
 
 @dataclass(frozen=True)

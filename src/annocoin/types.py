@@ -178,7 +178,7 @@ class Instances:
         crowd: Sequence[bool] | Tensor | None = None,
     ) -> None:
         self.size: Size = (int(size[0]), int(size[1]))
-        self.masks = _as_rles(masks, self.size)
+        self.masks = as_rles(masks, self.size)
         n = len(self.masks)
         self.labels = _field("labels", labels, torch.int64, (n,))
         self.scores = _field("scores", scores, torch.float64, (n,), 1.0)
@@ -262,7 +262,8 @@ def clip_box(box: Sequence[float], size: Size) -> Box | None:
     return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
 
 
-def _as_rles(masks: Sequence[RLE] | Tensor | np.ndarray[Any, Any], size: Size) -> tuple[RLE, ...]:
+def as_rles(masks: Sequence[RLE] | Tensor | np.ndarray[Any, Any], size: Size) -> tuple[RLE, ...]:
+    """Masks as RLEs of `size`, from RLEs or from a tensor or array [N, H, W] of 0 and 1."""
     if isinstance(masks, Tensor):
         masks = masks.detach().cpu().numpy()
     if isinstance(masks, np.ndarray):

@@ -163,6 +163,26 @@ def test_other_weights_need_another_folder(
         make_regions(load_labelled(scenes), made, OPTIONS)
 
 
+def test_another_import_file_needs_another_folder(
+    annocoin: Run, scenes: Path, made: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "m.json"
+    export_regions(RegionFolder(made), file, limit=2)
+    words = ("regions", scenes, "--out", tmp_path / "r", "--boundaries", "gradient", "--jobs", 1)
+    assert annocoin(*words, "--from", f"coco:{file}").code == 0
+    assert annocoin(*words, "--from", f"coco:{file.parent / '.' / file.name}").code == 0
+    os.utime(file, (1, 1))
+    outcome = annocoin(*words, "--from", f"coco:{file}")
+    assert outcome.code == 2
+    assert "made with source" in outcome.err
+
+
+def test_a_lock_alone_is_an_empty_folder(scenes: Path, tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    split = load_labelled(scenes, split="val")
+    assert len(make_regions(split, tmp_path, OPTIONS, jobs=1)) == len(split)
+
+
 def test_two_at_once_are_refused(scenes: Path, made: Path) -> None:
     with only_one(made / ".lock"), pytest.raises(InputError, match="another process"):
         make_regions(load_labelled(scenes), made, OPTIONS)
@@ -324,7 +344,8 @@ def test_bad_words_are_one_line(
 def test_help_names_all_three(annocoin: Run) -> None:
     for words in (("regions",), ("regions", "--help")):
         outcome = annocoin(*words)
-        assert all(word in outcome.out + outcome.err for word in ("make", "show", "export"))
+        assert (outcome.code, outcome.err) == (0, "")
+        assert all(word in outcome.out for word in ("make", "show", "export"))
 
 
 def test_an_image_is_shown(annocoin: Run, scenes: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_masks_join_a_region_set(world: World, count: int, seed: int) -> None:
     old = world.regions
     masks = random_masks(np.random.default_rng(seed), count, old.size)
     joined = with_masks(old, rle.encode(masks.numpy()), score=0.25)
+    assert torch.equal(with_masks(old, masks).masks(), joined.masks())
     assert torch.equal(joined.masks(), torch.cat([old.masks(), masks]))
     assert joined.scores.tolist() == old.scores.tolist() + [0.25] * count
     # Old borders are cut in pieces that weigh as much together.
@@ -55,5 +56,5 @@ def test_a_new_cut_has_the_strength_it_is_given() -> None:
 def test_an_empty_mask_is_no_region() -> None:
     with pytest.raises(ValueError, match="empty region"):
         regions_of_masks(rle.encode(np.zeros((1, 3, 3))), (3, 3))
-    with pytest.raises(ValueError, match="a mask of size"):
+    with pytest.raises(ValueError, match="mask of size"):
         regions_of_masks(rle.encode(np.ones((1, 1, 3))), (3, 3))

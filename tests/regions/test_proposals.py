@@ -160,6 +160,26 @@ def test_the_best_come_first_and_their_scores_fall(
 ) -> None:
     scores = propose(photo).scores
     assert (scores.diff() <= 0).all()
+    assert 0 <= scores.min() <= scores.max() <= 1
     for name in ("limit", "superpixels", "candidates"):
         with pytest.raises(InputError, match=f"{name} 0; expected at least 1"):
             RegionProposer(propose.detector, **{name: 0})
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        np.zeros((9, 9, 3)),
+        np.zeros((9, 9, 3), np.float32),
+        np.zeros((9, 9), np.uint8),
+        np.zeros((9, 9, 4), np.uint8),
+        np.zeros((3, 9, 9), np.uint8),
+        np.zeros((0, 9, 3), np.uint8),
+        "photo.jpg",
+    ],
+)
+def test_what_is_no_image_of_bytes_is_refused(propose: RegionProposer, image: object) -> None:
+    with pytest.raises(InputError, match=r"expected RGB as a uint8 array \[H, W, 3\]"):
+        propose(image)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"expected RGB as a uint8 array \[H, W, 3\]"):
+        propose.detector(image)  # type: ignore[arg-type]

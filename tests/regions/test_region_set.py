@@ -231,6 +231,16 @@ def test_wrong_shapes_and_words_are_refused() -> None:
         regions.iou_with(torch.ones(1, 3, 2))
     with pytest.raises(ValueError, match="over 'regions'"):
         regions.pool(torch.ones(1, 2, 3), "regions")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected floats"):
+        regions.pool(torch.ones(1, 2, 3, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="expected floats"):
+        regions.pool(torch.ones(2, 3))
+    with pytest.raises(ValueError, match="boxes of shape"):
+        regions.box_iou(torch.ones(4))
+    with pytest.raises(ValueError, match="points of shape"):
+        regions.contains([[1, 2, 3]])
+    assert regions.contains([[0.5, 0.5]]).tolist() == [[True], [False]]
+    assert regions.box_iou(np.array([[0, 0, 2, 2]])).tolist() == [[1.0], [0.0]]
     assert regions.iou_with(torch.full((1, 2, 3), 255, dtype=torch.uint8))[0, 0] == 4 / 6
     assert regions.iou_with(torch.ones(0, 2, 3)).shape == (2, 0)
     assert regions.pool(torch.ones(0, 5, 2, 3)).shape == (0, 2, 5)

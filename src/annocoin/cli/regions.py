@@ -29,14 +29,15 @@ class _DatasetFirst(TyperGroup):
     """`annocoin regions DATASET ...`: what is no other command's name begins the main one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] != "--help":
+        if not args:
+            args = ["--help"]
+        elif args[0] not in self.commands and args[0] != "--help":
             args = ["make", *args]
         return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
     cls=_DatasetFirst,
-    no_args_is_help=True,
     help="Regions of images: `annocoin regions DATASET --out DIR` makes them for a dataset. "
     "(A dataset that is called make, show or export: say ./show.)",
     rich_markup_mode=None,

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from annocoin.errors import check_choice
+from annocoin.errors import InputError, check_choice
 from annocoin.regions.network import BoundaryNet
 
 Image = npt.NDArray[np.uint8]
@@ -76,7 +76,8 @@ class BoundaryDetector:
         self._net = net.eval().to(memory_format=torch.channels_last)
 
     def __call__(self, image: Image) -> Maps:
-        """Boundary probabilities of an RGB image [H, W, 3]: float32 [len(scales), H, W] in 0..1."""
+        """Boundary probabilities, float32 [K, H, W] in 0..1, of an RGB image, uint8 [H, W, 3]."""
+        check_image(image)
         height, width = image.shape[:2]
         longer = max(height, width)
         fit = min(3.0, max(1.0, MIN_SIDE / longer), MAX_SIDE / longer)
@@ -90,6 +91,13 @@ class BoundaryDetector:
             )
             found[:] = cv2.resize(probability, (width, height), interpolation=cv2.INTER_LINEAR)
         return np.clip(maps, 0, 1, out=maps)
+
+
+def check_image(image: Image) -> None:
+    """Raise unless it is an RGB image of bytes."""
+    shape, dtype = np.shape(image), getattr(image, "dtype", type(image).__name__)
+    if len(shape) != 3 or shape[2] != 3 or 0 in shape or dtype != np.uint8:
+        raise InputError(f"an image of {dtype} {shape}; expected RGB as a uint8 array [H, W, 3]")
 
 
 @torch.inference_mode()

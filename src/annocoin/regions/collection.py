@@ -35,6 +35,9 @@ class RegionFolder(Mapping[ImageId, RegionSet]):
             if isinstance(image_id, str | int) and file.is_file():
                 self.files[image_id] = file
 
+    def __repr__(self) -> str:
+        return f"RegionFolder({str(self.path)!r}, {len(self)} images)"
+
     def __getitem__(self, image_id: ImageId) -> RegionSet:
         return read_regions(self.files[image_id])
 

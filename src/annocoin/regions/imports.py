@@ -86,7 +86,10 @@ class _JsonFile:
 
     def find(self, image: LabelledImage) -> Found:
         if str(image.image_id) not in self.entries:
-            raise InputError(f"{self.path}: no masks for the image {image.image_id!r}")
+            raise InputError(
+                f"{self.path}: no masks for the image {image.image_id!r}; "
+                f"it has such ids as {next(iter(self.entries))!r}"
+            )
         return JsonMasks(self.entries[str(image.image_id)])
 
 
@@ -125,7 +128,9 @@ def read_mat(path: Path, size: Size, edges: Edges | None = None) -> RegionSet:
     """The proposals in one file of MCG or COB, by falling score.
 
     Read are MCG's own output (a struct whose name begins with "candidates"), the downloads (the
-    same fields at the top), and COB's cells of masks (`maskmat`).
+    same fields at the top), and COB's cells of masks. MCG: `superpixels`, any numbers [H, W];
+    `labels`, a cell with the superpixels' numbers of each region; `scores` [P], if there are any.
+    COB: `maskmat`, a cell of P masks [H, W], and `scores`.
     """
     content = _load_mat(path)
     for struct in [value for name, value in content.items() if name.startswith("candidates")]:

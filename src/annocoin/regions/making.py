@@ -76,7 +76,7 @@ def make_regions(
     if jobs < 1:
         raise InputError(f"{jobs} jobs; expected at least 1")
     source = None if options.source is None else open_source(options.source, labelled)
-    if out.exists() and not (out / INDEX).exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (out.is_dir() and _is_ours(out)):
         raise InputError(f"{out}: exists and holds no {INDEX}; give a new or empty folder")
     with atomic.only_one(out / LOCK):
         files = _write_index(out, labelled, options)
@@ -88,6 +88,11 @@ def make_regions(
                     todo.append((image, found, files[image.image_id]))
         _work(todo, options, min(jobs, len(todo)), problems)
     return RegionFolder(out)
+
+
+def _is_ours(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()}
+    return INDEX in names or names <= {LOCK}
 
 
 class _Maker:
@@ -178,7 +183,7 @@ def _write_index(
     Files that were made in another way are an error.
     """
     index = out / INDEX
-    made = {**asdict(options), "weights": _weights()}
+    made = {**asdict(options), "weights": _weights(), "source": _state(options.source)}
     owners: dict[str, ImageId] = {}
     if index.exists() and len(there := RegionFolder(out)):
         for name, value in made.items():
@@ -201,6 +206,15 @@ def _write_index(
     listed = [{"image_id": image_id, "file": file} for file, image_id in owners.items()]
     atomic.write_json(index, {"made": made, "images": listed}, indent=1)
     return files
+
+
+def _state(source: str | None) -> str | None:
+    """A source by its full path and, if it is one file, when it was written."""
+    if source is None:
+        return None
+    kind, _, path = source.partition(":")
+    written = "" if Path(path).is_dir() else f" of {Path(path).stat().st_mtime_ns}"
+    return f"{kind}:{Path(path).resolve()}{written}"
 
 
 def _weights() -> str:

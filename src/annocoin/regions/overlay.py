@@ -7,17 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from annocoin.masks import RLE, Size, decode
 from annocoin.regions.elements import Elements
 from annocoin.regions.region_set import RegionSet
+from annocoin.types import as_rles
 
 Mask = npt.NDArray[np.bool_]
+Masks = Sequence[RLE] | Tensor | npt.NDArray[np.generic]
 Keys = npt.NDArray[np.uint64]
 
 
 def regions_of_masks(
-    masks: Sequence[RLE],
+    masks: Masks,
     size: Size,
     *,
     scores: npt.ArrayLike | None = None,
@@ -26,25 +29,27 @@ def regions_of_masks(
     """P masks of one image as a region set: each mask is a region, pixel by pixel.
 
     Args:
-        masks: none of them empty.
+        masks: RLEs, or a tensor or array [P, H, W] of 0 and 1; none of them empty.
         edges: the probability of a boundary at every pixel, [H, W].
     """
-    pieces, inside = _overlay(np.zeros(size, dtype=np.int64), masks)
+    pieces, inside = _overlay(np.zeros(size, dtype=np.int64), as_rles(masks, size))
     return RegionSet.of(pieces, inside, scores=scores, edges=edges)
 
 
 def with_masks(
-    regions: RegionSet, masks: Sequence[RLE], *, score: float = 1.0, strength: float = 1.0
+    regions: RegionSet, masks: Masks, *, score: float = 1.0, strength: float = 1.0
 ) -> RegionSet:
     """The region set with more masks as regions, after the others. Superpixels are cut as needed.
 
     Args:
+        masks: as for `regions_of_masks`.
         score: of the new regions.
         strength: of the edge along a new cut, per pixel side. Pieces of an old border keep its
             mean strength.
     """
     old = regions.superpixels.cpu().numpy()
-    pieces, inside = _overlay(old, masks)
+    rles = as_rles(masks, regions.size)
+    pieces, inside = _overlay(old, rles)
     origin = np.zeros(int(pieces.max()) + 1, dtype=np.int64)
     origin[pieces.ravel()] = old.ravel()
     members = np.concatenate([regions.membership.cpu().numpy()[:, origin], inside])
@@ -53,7 +58,7 @@ def with_masks(
     known = {(a, b): m for (a, b), m in zip(regions.elements.tolist(), mean.tolist(), strict=True)}
     ends = np.sort(origin[elements.pairs], axis=1).tolist()
     strengths = [strength if a == b else known[a, b] for a, b in ends]
-    scores = np.append(regions.scores.cpu().numpy(), np.full(len(masks), score))
+    scores = np.append(regions.scores.cpu().numpy(), np.full(len(rles), score))
     added = RegionSet.of(
         pieces, members, scores=scores, masses=np.asarray(strengths) * elements.lengths
     )
@@ -83,6 +88,4 @@ def _overlay(
 
 def _each(masks: Iterable[RLE], size: Sequence[int]) -> Iterator[Mask]:
     for mask in masks:
-        if list(mask["size"]) != list(size):
-            raise ValueError(f"a mask of size {mask['size']} in an image of {list(size)}")
         yield decode([mask], (size[0], size[1]))[0]

@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from annocoin.errors import InputError
-from annocoin.regions.boundaries import MAX_SIDE, BoundaryDetector, Maps, lab_gradient
+from annocoin.regions.boundaries import (
+    MAX_SIDE,
+    BoundaryDetector,
+    Maps,
+    check_image,
+    lab_gradient,
+)
 from annocoin.regions.elements import Elements
 from annocoin.regions.grouping import Candidates, group
 from annocoin.regions.hierarchy import Tree, average_linkage, superpixels, volume_watershed
@@ -78,11 +84,12 @@ class RegionProposer:
                 raise InputError(f"{name} {getattr(self, name)}; expected at least 1")
 
     def __call__(self, image: Image) -> RegionSet:
-        """The regions of an RGB image [H, W, 3], the best first and the whole image last."""
+        """The regions of an RGB image, uint8 [H, W, 3], the best first, the whole image last."""
         return self.choose(self.analyse(image), image.shape[:2])
 
     def analyse(self, image: Image) -> Analysis:
         """Boundaries, superpixels and trees. Long images are first reduced to 800 pixels."""
+        check_image(image)
         small = shrunk(image)
         maps = self.detector(small)
         mosaic = make_mosaic(small, maps, self.superpixels)
@@ -97,7 +104,8 @@ class RegionProposer:
         return RegionSet.of(
             enlarged(mosaic.ids, size),
             candidates.members[chosen],
-            scores=np.minimum.accumulate(scores[chosen]),  # the order counts, also for others
+            # The order counts, also for those who sort by score.
+            scores=np.clip(np.minimum.accumulate(scores[chosen]), 0, 1),
             edges=enlarged(analysis.edges, size),
         )
 

@@ -27,11 +27,13 @@ class RegionSet:
     """P regions over S superpixels of one image, the most promising first. Made by `RegionSet.of`.
 
     All tensors are on one device; `to` moves them. Nothing but `masks` makes a [P, H, W] tensor.
+    `write_regions` and `read_regions` keep it in a file.
 
     Args:
         superpixels: the id 0..S-1 of every pixel, int32 [H, W].
-        membership: which superpixels make up a region, bool [P, S]; M in the design.
-        scores: how likely a region is an object of any class, float32 [P]; only the order counts.
+        membership: which superpixels make up a region, bool [P, S]; M in `algebra.py`.
+        scores: the expected overlap with an object of any class, in 0..1 if the regions are our
+            own, falling, float32 [P]; or what another program says.
         elements: the E pairs of superpixels a < b that touch, int64 [E, 2].
         lengths: the length of each such border in pixel sides, float32 [E].
         masses: the edge mass on it, float32 [E]; zeros if nothing is known about edges.
@@ -165,27 +167,29 @@ class RegionSet:
         common = algebra.pool(self.membership, self.superpixels, dense)
         return algebra.iou(common, self.areas, dense.sum(dim=(1, 2)))
 
-    def contains(self, points: Tensor) -> Tensor:
+    def contains(self, points: Tensor | npt.ArrayLike) -> Tensor:
         """Whether a region holds the pixel under a point: [N, 2] as x, y to bool [P, N].
 
         The right and lower rim belong to the last pixels; points outside of the image to no region.
         """
         height, width = self.size
-        points = points.to(self.device)
+        points = _rows(points, 2, "points").to(self.device)
         x, y = points[:, 0], points[:, 1]
         inside = (x >= 0) & (x <= width) & (y >= 0) & (y <= height)
         column = x.floor().long().clamp(0, width - 1)
         row = y.floor().long().clamp(0, height - 1)
         return self.membership[:, self.superpixels[row, column].long()] & inside
 
-    def box_iou(self, boxes: Tensor) -> Tensor:
+    def box_iou(self, boxes: Tensor | npt.ArrayLike) -> Tensor:
         """Intersection over union of the regions' tight boxes with boxes [N, 4]: [P, N]."""
-        return box_iou(self.boxes, boxes.to(self.boxes))
+        return box_iou(self.boxes, _rows(boxes, 4, "boxes").to(self.boxes))
 
     def edge_mass(self, *, mean: bool = False) -> Tensor:
         """I_uv, the edge mass that separates two regions, [P, P]; or its mean per pixel side.
 
-        What separates two regions is said at `algebra.edge_mass`; if nothing does, it is 0.
+        Between disjoint neighbours it is the edge on their common border, between nested regions
+        that on the inner one's outline (`algebra.edge_mass` has the definition); if nothing
+        separates them, it is 0.
         """
         mass = algebra.edge_mass(self.membership, self.elements, self.masses)
         if not mean:
@@ -210,6 +214,9 @@ class RegionSet:
                 pooling), that of the "region", or nothing ("sum").
         """
         check_choice("over", over, get_args(Over))
+        if features.ndim < 3 or not features.is_floating_point():
+            found = f"{features.dtype} {tuple(features.shape)}"
+            raise ValueError(f"features: {found}; expected floats [..., C, h, w]")
         size = features.shape[-2:]
         ids = algebra.resized(self.superpixels, size)
         sums = algebra.pool(self.membership, ids, features)
@@ -228,6 +235,13 @@ class RegionSet:
         """The regions as run-length masks."""
         members, ids = self.membership.cpu().numpy(), self.superpixels.cpu().numpy()
         return [rle.encode(row[ids][None])[0] for row in members]
+
+
+def _rows(values: Tensor | npt.ArrayLike, width: int, name: str) -> Tensor:
+    rows = torch.as_tensor(values)
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise ValueError(f"{name} of shape {tuple(rows.shape)}; expected [N, {width}]")
+    return rows
 
 
 def _array(values: npt.ArrayLike | Tensor) -> npt.NDArray[Any]:
