@@ -53,6 +53,12 @@ def check_choice(what: str, value: str, choices: Iterable[str]) -> None:
         raise InputError(f"{what} {value!r}; expected one of {', '.join(known)}")
 
 
+def check_positive(what: str, value: int) -> None:
+    """Raise unless a number that a user gave is at least 1."""
+    if value < 1:
+        raise InputError(f"{what} {value}; expected at least 1")
+
+
 def one_line(error: InputError | OSError) -> str:
     """The error as a line for a user."""
     if isinstance(error, OSError) and error.filename:

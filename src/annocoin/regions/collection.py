@@ -10,7 +10,7 @@ from annocoin import atomic, masks
 from annocoin.data.checks import field, read_json
 from annocoin.data.dataset import ImageId
 from annocoin.data.images import inside
-from annocoin.errors import InputError
+from annocoin.errors import InputError, check_positive
 from annocoin.progress import track
 from annocoin.regions.region_set import RegionSet
 from annocoin.regions.storage import read_regions
@@ -56,8 +56,8 @@ def export_regions(folder: RegionFolder, out: str | Path, *, limit: int | None =
 
     The file is a list of ``{"image_id", "segmentation", "score", "bbox"}``. Returns its length.
     """
-    if limit is not None and limit < 1:
-        raise InputError(f"limit {limit}; expected at least 1")
+    if limit is not None:
+        check_positive("limit", limit)
     if Path(out).resolve().is_relative_to(folder.path.resolve()):
         raise InputError(f"{out}: lies in the folder of regions; write to another place")
     entries = []
@@ -66,14 +66,13 @@ def export_regions(folder: RegionFolder, out: str | Path, *, limit: int | None =
         for rle, score, box in zip(
             regions.rles(), regions.scores.tolist(), regions.boxes.tolist(), strict=True
         ):
-            corner, opposite = box[:2], box[2:]
-            size = [high - low for low, high in zip(corner, opposite, strict=True)]
+            x0, y0, x1, y1 = box
             entries.append(
                 {
                     "image_id": image_id,
                     "segmentation": masks.to_json(rle),
                     "score": round(score, 6),
-                    "bbox": [*corner, *size],
+                    "bbox": [x0, y0, x1 - x0, y1 - y0],
                 }
             )
     atomic.write_json(Path(out), entries)

@@ -50,7 +50,7 @@ def open_source(text: str, images: LabelledImages) -> Source:
         if not Path(path).is_dir():
             raise InputError(f"{path}: not a folder; expected one .mat file an image in it")
         return _Folder(Path(path), ".mat", images)
-    return _Folder(Path(path), ".json", images) if Path(path).is_dir() else _JsonFile(Path(path))
+    return _Folder(Path(path), ".json", images) if Path(path).is_dir() else _JsonOfAll(Path(path))
 
 
 class _Folder:
@@ -71,10 +71,10 @@ class _Folder:
             path = self.folder / path.name
         if not path.is_file():
             raise InputError(f"{path}: no such file")
-        return MatFile(path) if self.suffix == ".mat" else JsonMasks(_listed(path))
+        return MatFile(path) if self.suffix == ".mat" else JsonFile(path)
 
 
-class _JsonFile:
+class _JsonOfAll:
     """One file for all images: ``[{"image_id", "segmentation", "score"}, ...]``."""
 
     def __init__(self, path: Path) -> None:
@@ -101,6 +101,16 @@ class MatFile:
 
     def regions(self, size: Size, edges: Edges | None = None) -> RegionSet:
         return read_mat(self.path, size, edges)
+
+
+@dataclass(frozen=True)
+class JsonFile:
+    """A file with the masks of one image."""
+
+    path: Path
+
+    def regions(self, size: Size, edges: Edges | None = None) -> RegionSet:
+        return JsonMasks(_listed(self.path)).regions(size, edges)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import torch
 from annocoin import atomic
 from annocoin.data.dataset import ImageId, LabelledImage, LabelledImages
 from annocoin.data.images import inside, read_image
-from annocoin.errors import InputError, Problems, check_choice, one_line
+from annocoin.errors import InputError, Problems, check_choice, check_positive, one_line
 from annocoin.progress import track
 from annocoin.regions.boundaries import KINDS, BoundaryDetector, DetectorKind
 from annocoin.regions.collection import INDEX, RegionFolder
@@ -50,8 +50,8 @@ class RegionOptions:
 
     def __post_init__(self) -> None:
         check_choice("boundary detector", self.boundaries, KINDS)
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"limit {self.limit}; expected at least 1")
+        if self.limit is not None:
+            check_positive("limit", self.limit)
 
 
 def make_regions(
@@ -73,8 +73,7 @@ def make_regions(
     """
     out, options, problems = Path(out), options or RegionOptions(), problems or Problems()
     jobs = _cores() if jobs is None else jobs
-    if jobs < 1:
-        raise InputError(f"{jobs} jobs; expected at least 1")
+    check_positive("jobs", jobs)
     source = None if options.source is None else open_source(options.source, labelled)
     if out.exists() and not (out.is_dir() and _is_ours(out)):
         raise InputError(f"{out}: exists and holds no {INDEX}; give a new or empty folder")

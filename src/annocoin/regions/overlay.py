@@ -16,7 +16,6 @@ from annocoin.types import as_rles
 
 Mask = npt.NDArray[np.bool_]
 Masks = Sequence[RLE] | Tensor | npt.NDArray[np.generic]
-Keys = npt.NDArray[np.uint64]
 
 
 def regions_of_masks(

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from annocoin.errors import InputError
+from annocoin.errors import check_positive
 from annocoin.regions.boundaries import (
     MAX_SIDE,
     BoundaryDetector,
@@ -80,8 +80,7 @@ class RegionProposer:
 
     def __post_init__(self) -> None:
         for name in ("limit", "superpixels", "candidates"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} {getattr(self, name)}; expected at least 1")
+            check_positive(name, getattr(self, name))
 
     def __call__(self, image: Image) -> RegionSet:
         """The regions of an RGB image, uint8 [H, W, 3], the best first, the whole image last."""
