@@ -9,13 +9,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from annocoin import __version__
-from annocoin.cli import datasets, regions
+from annocoin.cli import datasets, regions, seeds
 from annocoin.demo import run_demo
 from annocoin.errors import InputError, one_line
 
 app = typer.Typer(
     name="annocoin",
-    help="Weakly supervised instance segmentation: datasets, regions, evaluation, conversion.",
+    help="Weakly supervised instance segmentation: datasets, regions, seeds, evaluation.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -25,6 +25,7 @@ app.command("convert")(datasets.convert_command)
 app.command("synth")(datasets.synth_command)
 app.command("show")(datasets.show_command)
 app.add_typer(regions.app, name="regions")
+app.add_typer(seeds.app, name="seeds")
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
-from typer.core import TyperGroup
 
 from annocoin import atomic
+from annocoin.cli.groups import DatasetFirst
 from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, load, report
 from annocoin.data.images import read_image
 from annocoin.errors import InputError, Problems
@@ -24,20 +24,8 @@ from annocoin.regions.boundaries import DetectorKind
 from annocoin.report import overlay
 from annocoin.report.regions import draw_regions
 
-
-class _DatasetFirst(TyperGroup):
-    """`annocoin regions DATASET ...`: what is no other command's name begins the main one."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args:
-            args = ["--help"]
-        elif args[0] not in self.commands and args[0] != "--help":
-            args = ["make", *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
-    cls=_DatasetFirst,
+    cls=DatasetFirst,
     help="Regions of images: `annocoin regions DATASET --out DIR` makes them for a dataset. "
     "(A dataset that is called make, show or export: say ./show.)",
     rich_markup_mode=None,

@@ -113,6 +113,12 @@ def touching(membership: Tensor, elements: Tensor) -> Tensor:
     return inside | inside.T
 
 
+def outlines(membership: Tensor, elements: Tensor) -> Tensor:
+    """Which elements lie on each region's outline: bool [E, P]. The image's rim is no element."""
+    out, back = _crossings(membership, elements)
+    return out | back
+
+
 def pool(membership: Tensor, superpixels: Tensor, features: Tensor) -> Tensor:
     """Sums of features over regions, differentiable: [..., C, H, W] to [..., P, C].
 

@@ -60,6 +60,12 @@ class Elements:
         Args:
             edges: the probability of a boundary at every pixel, [H, W].
         """
-        values = edges.ravel()[self.pixels].max(axis=1)
+        return self._sums(edges.ravel()[self.pixels].max(axis=1))
+
+    def means(self, values: Map) -> npt.NDArray[np.float64]:
+        """Values [H, W] along each element, [E]: the mean of both pixels, summed over sides."""
+        return self._sums(values.ravel()[self.pixels].mean(axis=1))
+
+    def _sums(self, values: Map) -> npt.NDArray[np.float64]:
         sums = np.bincount(self.owner, values, minlength=len(self.pairs))
         return sums.astype(np.float64)

@@ -1,0 +1,188 @@
+"""Commands about seeds: make them for a dataset, show those of its first images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from annocoin.cli.groups import DatasetFirst
+from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, report
+from annocoin.data import write_predictions
+from annocoin.data.dataset import Supervision, WeakDataset
+from annocoin.data.loading import DatasetKind, load_weak
+from annocoin.errors import InputError, Problems, check_positive
+from annocoin.regions import RegionFolder
+from annocoin.report import overlay
+from annocoin.report.seeds import draw_seeds
+from annocoin.seeds import SeedFolder, SeedOptions, first_labels, make_seeds, retrieve
+from annocoin.seeds.back_propagation import RuleName
+from annocoin.seeds.classifier_training import options_for
+from annocoin.seeds.retrieval import WAYS
+
+app = typer.Typer(
+    cls=DatasetFirst,
+    help="Seeds, the first guess of where objects are: `annocoin seeds DATASET --regions DIR "
+    "--out DIR` makes them. (A dataset that is called make or show: say ./show.)",
+    rich_markup_mode=None,
+)
+Regions = Annotated[Path, typer.Option(metavar="DIR", help="What `annocoin regions` made.")]
+SupervisionOption = Annotated[
+    str, typer.Option("--supervision", metavar="image|box|point|mixed", help="What may be seen.")
+]
+
+
+@app.command("make")
+def make_command(
+    dataset: Dataset,
+    regions: Regions,
+    out: Annotated[Path, typer.Option(help="Folder for the seeds, one file an image.")],
+    supervision: SupervisionOption = "image",
+    classifier: Annotated[
+        Path | None, typer.Option(help="Use this one (OUT/classifier.safetensors of another run).")
+    ] = None,
+    backbone: Annotated[
+        str, typer.Option(help="Of the classifier: resnet50, resnet101, mobilenet_v2, tiny, ...")
+    ] = "resnet50",
+    backbone_weights: Annotated[
+        str | None, typer.Option(help="A file, or none. Default: torchvision's ImageNet weights.")
+    ] = None,
+    stride_in_1x1: Annotated[
+        bool, typer.Option("--stride-in-1x1", help="The weights are of an original ResNet.")
+    ] = False,
+    size: Annotated[int | None, typer.Option(help="Pixels of the longer side, training.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often each image is seen.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    frozen: Annotated[
+        int | None, typer.Option(help="Parts of the backbone that stay; ResNet: 6 up to layer2.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(metavar="32|bf16", help="Of training.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    validation_split: Annotated[
+        str | None, typer.Option(help="Measure the classifier on this list after each epoch.")
+    ] = None,
+    seed_size: Annotated[
+        int | None, typer.Option(help="Pixels of the longer side, looking for seeds.")
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(help="The least a peak counts, as a share of the class's best.")
+    ] = SeedOptions.threshold,
+    rule: Annotated[
+        str, typer.Option(metavar="conserving|published", help="Of peak back-propagation.")
+    ] = SeedOptions.rule,
+    jobs: Annotated[int | None, typer.Option(help="Processes; default all cores.")] = None,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda|...", help="Where to compute.")] = "cpu",
+    split: Split = None,
+    kind: KindOption = None,
+    images: Images = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Train a classifier on the tags, trace its peaks back, and retrieve a region for each.
+
+    The word `make` may be left out. Interrupted, the same command goes on where it was.
+    """
+    problems = Problems(skip_bad)
+    weak = _load(dataset, supervision, split, kind, images, problems)
+    validation = None
+    if validation_split is not None:
+        validation = _load(dataset, "image", validation_split, kind, images, problems)
+    changes = {
+        "backbone_weights": backbone_weights,
+        "stride_in_1x1": stride_in_1x1 or None,
+        "size": size,
+        "epochs": epochs,
+        "batch": batch,
+        "frozen": frozen,
+        "precision": precision,
+        "seed": seed,
+    }
+    said = {name: value for name, value in changes.items() if value is not None}
+    made_regions = RegionFolder(regions)
+    seeds = make_seeds(
+        weak,
+        made_regions,
+        out,
+        SeedOptions(size=seed_size, threshold=threshold, rule=cast(RuleName, rule)),
+        classifier=classifier if classifier is not None else options_for(backbone, **said),
+        validation=validation,
+        jobs=jobs,
+        device=device,
+        problems=problems,
+        log=_print_epoch,
+    )
+    made = [image for image in weak if image.image_id in seeds]
+    if not made:
+        raise InputError(f"{dataset}: no usable image; {problems.skipped[0]}")
+    print(f"{out}: seeds of {len(made)} images")
+    for way in WAYS:
+        labels = first_labels(weak, made_regions, seeds, way, jobs=jobs, problems=problems)
+        file = out / f"labels-{way}.json"
+        write_predictions(file, labels, weak.category_ids)
+        print(f"{file}: {sum(map(len, labels.values()))} regions, one for each seed, by {way}")
+    report(problems)
+
+
+@app.command("show")
+def show_command(
+    seeds: Annotated[Path, typer.Argument(metavar="DIR", help="What `annocoin seeds` made.")],
+    dataset: Dataset,
+    regions: Regions,
+    out: Annotated[Path, typer.Option(help="The picture to write, .png or .jpg.")],
+    supervision: SupervisionOption = "image",
+    count: Annotated[int, typer.Option(help="How many images.")] = 8,
+    split: Split = None,
+    kind: KindOption = None,
+    images: Images = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Draw peaks, their responses and the retrieved regions, an image a row."""
+    check_positive("--count", count)
+    problems = Problems(skip_bad)
+    weak = _load(dataset, supervision, split, kind, images, problems)
+    folder, region_folder = SeedFolder(seeds), RegionFolder(regions)
+    if folder.made.get("supervision") != supervision:
+        raise InputError(
+            f"{seeds}: made with --supervision {folder.made.get('supervision')}; say the same"
+        )
+    rows = []
+    shown = [i for i in weak if i.image_id in folder and i.image_id in region_folder][:count]
+    for image in shown:
+        with problems.caught():
+            found, candidates = folder[image.image_id], region_folder[image.image_id]
+            labels = {
+                way: retrieve(candidates, found, image.annotation, way).instances(candidates, found)
+                for way in WAYS
+            }
+            rows.append(draw_seeds(image.pixels(), image.annotation, found, labels, weak.classes))
+    if not rows:
+        raise InputError(f"{seeds}: no seeds and regions of images of {dataset}")
+    overlay.save(overlay.sheet(rows, 1), out)
+    print(f"{out}: {len(rows)} images")
+    report(problems)
+
+
+def _load(
+    path: Path,
+    supervision: str,
+    split: str | None,
+    kind: str | None,
+    images: Path | None,
+    problems: Problems,
+) -> WeakDataset:
+    return load_weak(
+        path,
+        cast(Supervision, supervision),
+        split=split,
+        kind=cast(DatasetKind | None, kind),
+        images=images,
+        problems=problems,
+    )
+
+
+def _print_epoch(figures: dict[str, Any]) -> None:
+    words = f"epoch {figures['epoch']}: loss {figures['loss']:.3f}"
+    words += f", tag mAP in training {100 * figures['training_tag_map']:.1f} %"
+    if "validation_tag_map" in figures:
+        words += f", in validation {100 * figures['validation_tag_map']:.1f} %"
+    print(f"{words}, {figures['seconds']:.0f} s", flush=True)

@@ -1,0 +1,117 @@
+"""What was made for the images of a dataset: a folder with a file for each, and how it was made."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from annocoin import atomic
+from annocoin.data.checks import field, read_json
+from annocoin.data.dataset import ImageId
+from annocoin.data.images import inside
+from annocoin.errors import InputError
+
+T = TypeVar("T")
+LOCK = ".lock"
+
+
+class ArtefactFolder(Mapping[ImageId, T]):
+    """The files of a folder by image id, read when asked for.
+
+    A subclass says what the folder's index is called and which command makes it.
+    """
+
+    index_name: ClassVar[str]
+    command: ClassVar[str]
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        index = self.path / self.index_name
+        if not index.is_file():
+            raise InputError(
+                f"{self.path}: no {self.index_name} in it; make it with {self.command}"
+            )
+        content = read_json(index)
+        self.made: dict[str, Any] = field(content, "made", dict, str(index))
+        self.files: dict[ImageId, Path] = {}
+        for entry in field(content, "images", list, str(index)):
+            image_id: Any = field(entry, "image_id", object, str(index))
+            file = inside(self.path, field(entry, "file", str, str(index)), str(index))
+            if isinstance(image_id, str | int) and file.is_file():
+                self.files[image_id] = file
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r}, {len(self)} images)"
+
+    @abstractmethod
+    def read(self, path: Path) -> T:
+        """The content of one file."""
+
+    def __getitem__(self, image_id: ImageId) -> T:
+        return self.read(self.files[image_id])
+
+    def __contains__(self, image_id: object) -> bool:
+        return image_id in self.files
+
+    def __iter__(self) -> Iterator[ImageId]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @classmethod
+    @contextmanager
+    def writing(
+        cls, out: Path, made: Mapping[str, Any], names: Iterable[tuple[ImageId, str]]
+    ) -> Iterator[dict[ImageId, Path]]:
+        """Hold the folder for one process; gives the file of each image, to be written to.
+
+        The images join the folder's index. A folder whose files were made in another way is an
+        error, and so is one that holds something else.
+
+        Args:
+            made: how the files are made: names and values that JSON can hold.
+            names: the images' ids and the names of their files.
+        """
+        if out.exists() and not (out.is_dir() and cls._is_ours(out)):
+            raise InputError(
+                f"{out}: exists and holds no {cls.index_name}; give a new or empty folder"
+            )
+        with atomic.only_one(out / LOCK):
+            yield cls._write_index(out, made, names)
+
+    @classmethod
+    def _is_ours(cls, folder: Path) -> bool:
+        names = {path.name for path in folder.iterdir()}
+        return cls.index_name in names or names <= {LOCK}
+
+    @classmethod
+    def _write_index(
+        cls, out: Path, made: Mapping[str, Any], names: Iterable[tuple[ImageId, str]]
+    ) -> dict[ImageId, Path]:
+        index = out / cls.index_name
+        owners: dict[str, ImageId] = {}
+        if index.exists() and len(there := cls(out)):
+            for name, value in made.items():
+                if there.made.get(name) != value:
+                    raise InputError(
+                        f"{out}: made with {name} {there.made.get(name)}, now it is {value}; "
+                        "give another --out, or the same options"
+                    )
+            owners = {f.relative_to(out).as_posix(): i for i, f in there.files.items()}
+        files = {}
+        for image_id, name in names:
+            path = inside(out, name, str(out))
+            file = path.relative_to(out).as_posix()
+            if owners.setdefault(file, image_id) != image_id:
+                raise InputError(
+                    f"{out}: {file} is of image {owners[file]!r}, not {image_id!r}; "
+                    "give each dataset its own --out, and each image its own file"
+                )
+            files[image_id] = path
+        listed = [{"image_id": image_id, "file": file} for file, image_id in owners.items()]
+        atomic.write_json(index, {"made": dict(made), "images": listed}, indent=1)
+        return files

@@ -1,0 +1,112 @@
+"""Work on many images with all cores: one thread a process, bad images reported, Ctrl-C at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import cv2
+import torch
+
+from annocoin.errors import InputError, Problems
+from annocoin.progress import track
+
+Worker = Callable[..., Any]
+"""Does one task and gives its result, or a `BadItem` where the fault is the item's own."""
+
+
+@dataclass(frozen=True)
+class BadItem:
+    """An item that cannot be worked on, and why, in one line; what is raised stops all work."""
+
+    reason: str
+
+
+def work_through(
+    tasks: Sequence[tuple[Any, ...]],
+    start: Callable[[], Worker],
+    doing: str,
+    *,
+    jobs: int,
+    problems: Problems,
+) -> list[Any]:
+    """Call a worker with each task, in `jobs` processes, with 1 in this one; gives the results.
+
+    Args:
+        tasks: arguments of the worker's calls.
+        start: makes a process's worker, with the tools that many tasks need; can be pickled.
+        doing: what the progress bar says.
+    """
+    jobs = min(jobs, len(tasks))
+    if not tasks:
+        return []
+    if jobs == 1:
+        work = start()
+        return _collect([partial(work, *task) for task in tasks], doing, problems)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, _start, (start,)) as pool:
+        try:
+            with _interrupts_ignored():
+                futures = [pool.submit(_work, *task) for task in tasks]
+            return _collect([future.result for future in futures], doing, problems)
+        except BrokenProcessPool:
+            raise InputError(
+                "a worker process died, perhaps for want of memory; "
+                "run the same command again, with fewer --jobs"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _collect(pending: list[Callable[[], Any]], doing: str, problems: Problems) -> list[Any]:
+    results = []
+    for wait in track(pending, doing):
+        result = wait()
+        if isinstance(result, BadItem):
+            with problems.caught():
+                raise InputError(result.reason)
+        else:
+            results.append(result)
+    return results
+
+
+_worker: Worker
+
+
+def _start(start: Callable[[], Worker]) -> None:
+    global _worker
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    _worker = start()
+
+
+def _work(*task: Any) -> Any:
+    return _worker(*task)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started in the block never see Ctrl-C: it is for the one that gives the work."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

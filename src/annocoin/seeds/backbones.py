@@ -1,0 +1,156 @@
+"""Convolutional trunks of image classifiers: torchvision's, with ImageNet weights, and a tiny one.
+
+A trunk keeps the plane: [B, 3, H, W] becomes [B, F, h, w]. Its parts are in order, so that the
+first of them can be kept from learning.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from safetensors.torch import load_file as load_safetensors
+from torch import Tensor, nn
+
+from annocoin.errors import InputError, brief
+
+TINY = "tiny"
+IMAGENET = "imagenet"
+SCRATCH = "none"
+
+
+def build_trunk(
+    name: str, weights: str | Path = IMAGENET, *, stride_in_1x1: bool = False
+) -> nn.Sequential:
+    """A backbone without its pooling and its last layer.
+
+    Args:
+        name: a classification network of torchvision made of convolutions ("resnet50",
+            "resnet101", "mobilenet_v2", ...), or "tiny", which has no weights to start from.
+        weights: "imagenet" takes torchvision's own, which may be downloaded; "none" starts from
+            random numbers; else a file, .pth or .safetensors, of the whole network's state dict.
+        stride_in_1x1: ResNets that halve the resolution in the first 1x1 convolution of a stage,
+            as the original ones did; torchvision's do it in the 3x3. The weights do not tell.
+    """
+    if name == TINY:
+        if str(weights) not in (IMAGENET, SCRATCH):
+            raise InputError(f"backbone weights {weights}: the tiny backbone learns from scratch")
+        return tiny_trunk()
+    net = _network(name, str(weights) == IMAGENET)
+    if str(weights) not in (IMAGENET, SCRATCH):
+        _load(net, Path(weights), name)
+    if stride_in_1x1:
+        _move_strides(net, name)
+    return _without_head(net, name)
+
+
+def tiny_trunk(width: int = 32) -> nn.Sequential:
+    """A small residual network of stride 8, for scenes of a hundred pixels or so."""
+    return nn.Sequential(
+        _convolution(3, width, 2),
+        _Residual(width),
+        _convolution(width, 2 * width, 2),
+        _Residual(2 * width),
+        _convolution(2 * width, 4 * width, 2),
+        _Residual(4 * width),
+        _Residual(4 * width),
+    )
+
+
+def is_pretrained(name: str, weights: str | Path) -> bool:
+    return name != TINY and str(weights) != SCRATCH
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            _convolution(width, width),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.relu(x + self.inner(x))
+        return out
+
+
+def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
+
+
+def _network(name: str, pretrained: bool) -> nn.Module:
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        raise InputError(
+            f"backbone {name!r}; expected {TINY!r} or a classification network of torchvision, "
+            "such as resnet50, resnet101 or mobilenet_v2"
+        )
+    try:
+        net: nn.Module = torchvision.models.get_model(
+            name, weights="DEFAULT" if pretrained else None
+        )
+    except (OSError, RuntimeError) as error:  # no connection, no space, a broken file
+        raise InputError(
+            f"backbone {name}: ImageNet weights cannot be fetched ({error}); "
+            "give a file with --backbone-weights"
+        ) from None
+    return net
+
+
+def _load(net: nn.Module, path: Path, name: str) -> None:
+    """Load a state dict of the whole network, or of all but its last layer."""
+    state = _read(path)
+    head = {key for key in net.state_dict() if key.startswith(("fc.", "classifier."))}
+    optional = head | {key for key in net.state_dict() if key.endswith("num_batches_tracked")}
+    kept = {key: value.float() for key, value in state.items() if key not in head}
+    try:
+        missing, unexpected = net.load_state_dict(kept, strict=False)
+    except RuntimeError as error:  # other shapes
+        raise InputError(f"{path}: not weights of {name} ({brief(str(error))})") from None
+    absent = [key for key in missing if key not in optional]
+    if absent or unexpected:
+        found = f"without {absent[0]!r}" if absent else f"with {unexpected[0]!r}"
+        raise InputError(f"{path}: not weights of {name}: {found}")
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file of backbone weights")
+    try:
+        state: Any = (
+            load_safetensors(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:  # a damaged file raises many kinds
+        raise InputError(f"{path}: no weights that can be read ({brief(str(error))})") from None
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise InputError(f"{path}: expected a state dict, names and tensors")
+    return state
+
+
+def _move_strides(net: nn.Module, name: str) -> None:
+    for stage in ("layer2", "layer3", "layer4"):
+        block: Any = getattr(net, stage, [None])[0]
+        if not hasattr(block, "conv3"):
+            raise InputError(f"backbone {name}: only ResNets of 50 layers or more have 1x1 strides")
+        block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
+
+
+def _without_head(net: nn.Module, name: str) -> nn.Sequential:
+    features = getattr(net, "features", None)
+    if isinstance(features, nn.Sequential):
+        return features
+    parts = OrderedDict(net.named_children())
+    if "layer4" in parts:
+        names = list(parts)
+        kept = names[: names.index("layer4") + 1]
+        return nn.Sequential(OrderedDict((key, parts[key]) for key in kept))
+    raise InputError(f"backbone {name}: its features are no map; take a ResNet, VGG or MobileNet")

@@ -1,0 +1,259 @@
+"""Train the image classifier from tags: multi-label, its score the mean over peaks, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from annocoin.data.dataset import WeakDataset
+from annocoin.errors import InputError, check_choice, check_positive
+from annocoin.progress import track
+from annocoin.seeds.augmentation import augmented
+from annocoin.seeds.backbones import IMAGENET, TINY, is_pretrained
+from annocoin.seeds.classifier import Architecture, Classifier, look_at
+from annocoin.seeds.classifier_file import Checkpoint, read_checkpoint, write_checkpoint
+from annocoin.seeds.peaks import peak_scores
+from annocoin.seeds.tags import mean_over_classes, tag_average_precision
+
+Precision = Literal["32", "bf16"]
+Log = Callable[[dict[str, Any]], None]
+
+WARM_UP = 0.05
+"""The share of the steps in which the learning rates rise."""
+
+
+@dataclass(frozen=True)
+class ClassifierOptions:
+    """What the classifier is and how it learns.
+
+    Args:
+        backbone, backbone_weights, stride_in_1x1: its trunk, see `build_trunk`.
+        stimulated: in this last share of the steps a class's score is the mean over its map's
+            peaks, before that over the whole map, from which learning starts more easily.
+        sharpness: how much more high peaks count in that mean, see `peak_scores`.
+        size: the side of the square that images are put into, in pixels.
+        epochs: how often every image is seen.
+        batch: images a step.
+        head_rate, trunk_rate: the greatest learning rates of the new layer and of the trunk.
+        weight_decay: of AdamW.
+        frozen: how many of the trunk's first parts stay as they are: of a ResNet 5 keep all up to
+            layer1, 6 up to layer2.
+        precision: "bf16" computes in bfloat16 where that is safe.
+        seed: of everything random.
+    """
+
+    backbone: str = "resnet50"
+    backbone_weights: str = IMAGENET
+    stride_in_1x1: bool = False
+    stimulated: float = 0.25
+    sharpness: float = 0.0
+    size: int = 448
+    epochs: int = 20
+    batch: int = 16
+    head_rate: float = 1e-3
+    trunk_rate: float = 1e-4
+    weight_decay: float = 1e-4
+    frozen: int = 0
+    precision: Precision = "32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive("epochs", self.epochs)
+        check_positive("batch", self.batch)
+        check_choice("precision", self.precision, get_args(Precision))
+        if not 0 <= self.stimulated <= 1:
+            raise InputError(f"stimulated {self.stimulated}; expected 0 to 1")
+
+    def architecture(self, classes: tuple[str, ...]) -> Architecture:
+        return Architecture(classes, self.backbone, self.stride_in_1x1, self.size)
+
+
+def options_for(backbone: str, **changes: Any) -> ClassifierOptions:
+    """Good options for a backbone, with changes."""
+    fitting: dict[str, Any] = {"backbone": backbone}
+    if backbone == TINY:
+        fitting |= {"size": 128, "head_rate": 3e-3, "trunk_rate": 3e-3}
+    return ClassifierOptions(**{**fitting, **changes})
+
+
+def train_classifier(
+    dataset: WeakDataset,
+    options: ClassifierOptions | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    validation: WeakDataset | None = None,
+    device: str | torch.device = "cpu",
+    log: Log | None = None,
+) -> Classifier:
+    """Learn to tell which classes an image has.
+
+    Args:
+        dataset: only the classes that its annotations name are looked at.
+        checkpoint: a file that keeps the state after each epoch. Where it is there already, the
+            training goes on from it, and ends as if it had never been interrupted.
+        validation: images whose tag mAP is measured after each epoch.
+        log: called after each epoch with its figures.
+    """
+    options = options or ClassifierOptions()
+    device = torch.device(device)
+    made = {**asdict(options), "images": fingerprint(dataset)}
+    # The new layer's first weights are drawn from the seed, whatever was drawn before.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        net = Classifier(options.architecture(dataset.classes), options.backbone_weights)
+    net = net.to(device).to(memory_format=torch.channels_last)
+    optimizer = _optimizer(net, options)
+    state = Checkpoint(net, optimizer, made)
+    done = 0 if checkpoint is None else read_checkpoint(checkpoint, state)
+    for epoch in range(done, options.epochs):
+        figures = _epoch(net, optimizer, dataset, options, epoch, device)
+        if validation is not None:
+            scores = predict_tags(net, validation, device=device)
+            figures["validation_tag_map"] = tag_map(scores, validation)
+        if checkpoint is not None:
+            write_checkpoint(checkpoint, state, epoch + 1)
+        if log is not None:
+            log(figures)
+    return net.eval()
+
+
+@torch.inference_mode()
+def predict_tags(
+    net: Classifier, dataset: WeakDataset, *, device: str | torch.device = "cpu"
+) -> Tensor:
+    """The class scores, logits [N, C], of every image."""
+    net.eval()
+    rows = []
+    for image in track(dataset.images, "tags"):
+        pixels = look_at(image.pixels(), net.architecture.size)[None].to(device)
+        rows.append(net.scores(net(pixels.contiguous(memory_format=torch.channels_last)))[0].cpu())
+    return torch.stack(rows)
+
+
+def tag_map(scores: Tensor, dataset: WeakDataset) -> float:
+    """Mean average precision of scores [N, C] for the dataset's tags."""
+    return mean_over_classes(tag_average_precision(scores, tag_matrix(dataset).bool()))
+
+
+def tag_matrix(dataset: WeakDataset) -> Tensor:
+    """Which classes each image has: float32 [N, C] of 0 and 1."""
+    tags = torch.zeros(len(dataset), len(dataset.classes))
+    for row, image in zip(tags, dataset, strict=True):
+        row[[label - 1 for label in image.annotation.distinct_labels]] = 1
+    return tags
+
+
+def fingerprint(dataset: WeakDataset) -> str:
+    """A short name of the images and their tags: another one, another classifier."""
+    said = [[image.image_id, image.annotation.distinct_labels] for image in dataset]
+    content = json.dumps([dataset.classes, said])
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+class _Examples(Dataset[tuple[int, Tensor]]):
+    """Augmented images of one epoch; what happens to each depends on seed, epoch and place only."""
+
+    def __init__(self, dataset: WeakDataset, size: int, seed: int, epoch: int) -> None:
+        self.dataset, self.size, self.seed, self.epoch = dataset, size, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        rng = np.random.default_rng([self.seed, self.epoch, index])
+        return index, augmented(self.dataset[index].pixels(), self.size, rng)
+
+
+def _epoch(
+    net: Classifier,
+    optimizer: torch.optim.Optimizer,
+    dataset: WeakDataset,
+    options: ClassifierOptions,
+    epoch: int,
+    device: torch.device,
+) -> dict[str, Any]:
+    """One pass over the images; gives its figures."""
+    started = time.monotonic()
+    loader = DataLoader(
+        _Examples(dataset, options.size, options.seed, epoch),
+        options.batch,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(hash((options.seed, epoch)) & 0xFFFFFFFF),
+        num_workers=0 if device.type == "cpu" else 8,
+    )
+    steps = len(loader)
+    tags = tag_matrix(dataset).to(device)
+    scores = torch.zeros(tags.shape)
+    total = 0.0
+    _set_training(net, options)
+    doing = f"classifier, epoch {epoch + 1} of {options.epochs}"
+    for step, (places, images) in enumerate(track(loader, doing)):
+        progress = (epoch * steps + step) / (steps * options.epochs)
+        _set_rates(optimizer, progress)
+        pixels = images.to(device).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
+            maps = net(pixels)
+        found = _pooled(maps.float(), progress, options)
+        loss = F.binary_cross_entropy_with_logits(found, tags[places])
+        if not math.isfinite(loss.item()):
+            names = [dataset[place].image_id for place in places.tolist()]
+            raise InputError(
+                f"the classifier's loss is {loss.item()} in epoch {epoch + 1} at images {names}; "
+                "lower the learning rates"
+            )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * len(places)
+        scores[places] = found.detach().cpu()
+    return {
+        "epoch": epoch + 1,
+        "loss": total / len(dataset),
+        "training_tag_map": tag_map(scores, dataset),
+        "seconds": time.monotonic() - started,
+    }
+
+
+def _pooled(maps: Tensor, progress: float, options: ClassifierOptions) -> Tensor:
+    """Class scores [B, C] of class maps [B, C, h, w] at this share of the training."""
+    if progress < 1 - options.stimulated:
+        return maps.mean(dim=(-2, -1))
+    return peak_scores(maps, sharpness=options.sharpness)
+
+
+def _set_training(net: Classifier, options: ClassifierOptions) -> None:
+    """Training mode; but statistics that came with the weights stay as they are."""
+    net.train()
+    if is_pretrained(options.backbone, options.backbone_weights):
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+
+
+def _optimizer(net: Classifier, options: ClassifierOptions) -> torch.optim.Optimizer:
+    for part in list(net.trunk)[: options.frozen]:
+        part.requires_grad_(False)
+    trunk = [weights for weights in net.trunk.parameters() if weights.requires_grad]
+    groups = [{"params": list(net.head.parameters()), "peak": options.head_rate}]
+    if trunk:
+        groups.append({"params": trunk, "peak": options.trunk_rate})
+    return torch.optim.AdamW(groups, lr=options.head_rate, weight_decay=options.weight_decay)
+
+
+def _set_rates(optimizer: torch.optim.Optimizer, progress: float) -> None:
+    """Learning rates at this share of the training: a short rise, then half a cosine down."""
+    share = min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * progress))
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * share

@@ -1,0 +1,67 @@
+"""Which regions of an image are worth keeping: those that a seed touches, or that fit a box."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from annocoin.errors import InputError
+from annocoin.regions import RegionSet
+from annocoin.seeds.seed_set import Seeds
+from annocoin.types import Annotation
+
+STRONG = 0.3
+"""A pixel belongs to a seed if the response there is at least this share of the greatest."""
+
+BOX_OVERLAP = 0.5
+
+
+def seed_pixels(seeds: Seeds, strong: float = STRONG) -> Tensor:
+    """The pixels of each seed, bool [N, H, W]: its peak, and where its response is strong."""
+    if not 0 < strong <= 1:
+        raise InputError(f"strong {strong}; expected above 0 and at most 1")
+    responses = seeds.responses_in_image()
+    greatest = responses.amax(dim=(1, 2), keepdim=True) if len(seeds) else responses
+    pixels = responses >= strong * greatest
+    height, width = seeds.size
+    columns = seeds.points[:, 0].long().clamp(max=width - 1)
+    rows = seeds.points[:, 1].long().clamp(max=height - 1)
+    pixels[torch.arange(len(seeds)), rows, columns] = True
+    return pixels
+
+
+def touched(regions: RegionSet, seeds: Seeds, strong: float = STRONG) -> Tensor:
+    """Regions that hold at least one pixel of a seed: bool [P]."""
+    pixels = seed_pixels(seeds, strong).any(dim=0)
+    count = regions.membership.shape[1]
+    hit = torch.bincount(regions.superpixels[pixels].long(), minlength=count) > 0
+    return (regions.membership & hit).any(dim=1)
+
+
+def fitting_boxes(regions: RegionSet, annotation: Annotation, least: float = BOX_OVERLAP) -> Tensor:
+    """Regions whose tight box has at least this IoU with a box of the annotation: bool [P].
+
+    Every box keeps at least the region that fits it best.
+    """
+    boxes = annotation.only("box").boxes
+    if len(boxes) == 0 or len(regions) == 0:
+        return torch.zeros(len(regions), dtype=torch.bool)
+    fit = regions.box_iou(boxes)
+    return ((fit >= least) | (fit == fit.amax(dim=0))).any(dim=1)
+
+
+def worth_keeping(
+    regions: RegionSet,
+    seeds: Seeds,
+    annotation: Annotation,
+    *,
+    strong: float = STRONG,
+    box_overlap: float = BOX_OVERLAP,
+) -> Tensor:
+    """The regions that the annotation leaves, bool [P].
+
+    If all marks are boxes, those that fit one; else also those that a seed of another mark touches.
+    """
+    in_box = torch.tensor([kind == "box" for kind in annotation.kinds], dtype=torch.bool)
+    free = seeds[~in_box[seeds.marks]]
+    return touched(regions, free, strong) | fitting_boxes(regions, annotation, box_overlap)

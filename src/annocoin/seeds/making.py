@@ -1,0 +1,203 @@
+"""Make the seeds of a whole dataset: train the classifier, then use all cores; resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from annocoin import atomic
+from annocoin.data.dataset import ImageId, WeakDataset, WeakImage
+from annocoin.errors import InputError, Problems, brief, check_positive, one_line
+from annocoin.parallel import BadItem, cores, work_through
+from annocoin.regions import RegionFolder, read_regions
+from annocoin.seeds.classifier_file import read_classifier, write_classifier
+from annocoin.seeds.classifier_training import ClassifierOptions, Log, fingerprint, train_classifier
+from annocoin.seeds.collection import SeedFolder
+from annocoin.seeds.retrieval import By, retrieve
+from annocoin.seeds.seeder import Seeder, SeedOptions
+from annocoin.seeds.storage import is_current, read_seeds, write_seeds
+from annocoin.types import Instances
+
+CLASSIFIER = "classifier.safetensors"
+CHECKPOINT = "classifier.part.safetensors"
+LOG = "classifier.jsonl"
+
+
+def make_seeds(
+    dataset: WeakDataset,
+    regions: RegionFolder,
+    out: str | Path,
+    options: SeedOptions | None = None,
+    *,
+    classifier: ClassifierOptions | str | Path | None = None,
+    validation: WeakDataset | None = None,
+    jobs: int | None = None,
+    device: str = "cpu",
+    problems: Problems | None = None,
+    log: Log | None = None,
+) -> SeedFolder:
+    """Make the seeds of every image that has none in `out` yet.
+
+    Each file is written whole, and the classifier's training is kept after each epoch, so that the
+    same call goes on after an interruption.
+
+    Args:
+        regions: what `make_regions` made; the seeds' files have the same names.
+        classifier: how to train the classifier, which is kept in `out`; or the file of one.
+        validation: images on which the classifier's tag mAP is measured, with training only.
+        jobs: processes, one thread each; default all cores. With another device than the
+            processor, one.
+        problems: `Problems(skip=True)` leaves bad images out instead of stopping.
+        log: called after each epoch of training with its figures.
+    """
+    out, options, problems = Path(out), options or SeedOptions(), problems or Problems()
+    jobs = (cores() if device == "cpu" else 1) if jobs is None else jobs
+    check_positive("jobs", jobs)
+    classifier = classifier or ClassifierOptions()
+    usable = _with_regions(dataset, regions, problems)
+    made = {
+        **asdict(options),
+        "supervision": dataset.supervision,
+        "classifier": _state(classifier, dataset),
+    }
+    names = [(image.image_id, _name(regions, image.image_id)) for image in usable]
+    with SeedFolder.writing(out, made, names) as files:
+        file = _classifier(dataset, classifier, out, validation, device, log)
+        todo = [(image, files[i]) for image in usable if not is_current(files[i := image.image_id])]
+        start = partial(_Maker, file, options, device)
+        work_through(todo, start, "seeds", jobs=jobs, problems=problems)
+    return SeedFolder(out)
+
+
+def first_labels(
+    dataset: WeakDataset,
+    regions: RegionFolder,
+    seeds: SeedFolder,
+    by: By = "objectness",
+    *,
+    jobs: int | None = None,
+    problems: Problems | None = None,
+) -> dict[ImageId, Instances]:
+    """The first pseudo labels of the images that have seeds: regions retrieved for their peaks."""
+    images = [image for image in dataset if image.image_id in seeds and image.image_id in regions]
+    tasks = [(image, regions.files[i], seeds.files[i]) for image in images if (i := image.image_id)]
+    found = work_through(
+        tasks,
+        partial(_Retriever, by),
+        f"labels by {by}",
+        jobs=cores() if jobs is None else jobs,
+        problems=problems or Problems(),
+    )
+    return dict(found)
+
+
+class _Maker:
+    """One worker's tools: made once, used for many images."""
+
+    def __init__(self, classifier: Path, options: SeedOptions, device: str) -> None:
+        self.seed = Seeder(read_classifier(classifier), options, device=device)
+
+    def __call__(self, image: WeakImage, path: Path) -> BadItem | None:
+        try:
+            seeds = self.seed(image.pixels(), image.annotation)
+        except (InputError, OSError) as error:
+            return BadItem(one_line(error))
+        write_seeds(path, seeds)
+        return None
+
+
+class _Retriever:
+    def __init__(self, by: By) -> None:
+        self.by = by
+
+    def __call__(
+        self, image: WeakImage, regions_file: Path, seeds_file: Path
+    ) -> tuple[ImageId, Instances] | BadItem:
+        try:
+            regions, seeds = read_regions(regions_file), read_seeds(seeds_file)
+        except (InputError, OSError) as error:
+            return BadItem(one_line(error))
+        retrieved = retrieve(regions, seeds, image.annotation, self.by)
+        return image.image_id, retrieved.instances(regions, seeds)
+
+
+def _with_regions(
+    dataset: WeakDataset, regions: RegionFolder, problems: Problems
+) -> Sequence[WeakImage]:
+    usable = []
+    for image in dataset:
+        with problems.caught():
+            if image.image_id not in regions:
+                raise InputError(
+                    f"{regions.path}: no regions of image {image.image_id!r}; "
+                    "run `annocoin regions` on the same dataset and split"
+                )
+            usable.append(image)
+    return usable
+
+
+def _name(regions: RegionFolder, image_id: ImageId) -> str:
+    return regions.files[image_id].relative_to(regions.path).as_posix()
+
+
+def _classifier(
+    dataset: WeakDataset,
+    classifier: ClassifierOptions | str | Path,
+    out: Path,
+    validation: WeakDataset | None,
+    device: str,
+    log: Log | None,
+) -> Path:
+    """The classifier's file: the given one, or one that is trained if it is not there yet."""
+    if not isinstance(classifier, ClassifierOptions):
+        net = read_classifier(classifier)
+        if net.architecture.classes != dataset.classes:
+            raise InputError(
+                f"{classifier}: a classifier of {brief(net.architecture.classes)}; "
+                f"the dataset has {brief(dataset.classes)}"
+            )
+        return Path(classifier)
+    file = out / CLASSIFIER
+    if not file.is_file():
+        figures = _lines(out / LOG)
+
+        def note(of_epoch: dict[str, Any]) -> None:
+            figures.append(of_epoch)
+            lines = "".join(json.dumps(line) + "\n" for line in figures)
+            atomic.write_bytes(out / LOG, lines.encode())
+            if log is not None:
+                log(of_epoch)
+
+        net = train_classifier(
+            dataset,
+            classifier,
+            checkpoint=out / CHECKPOINT,
+            validation=validation,
+            device=device,
+            log=note,
+        )
+        write_classifier(file, net)
+    (out / CHECKPOINT).unlink(missing_ok=True)
+    return file
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """What the log holds of a training that was interrupted."""
+    if not (path.is_file() and (path.parent / CHECKPOINT).is_file()):
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _state(classifier: ClassifierOptions | str | Path, dataset: WeakDataset) -> dict[str, Any]:
+    """What the classifier is, for the folder's index: how it is trained, or which file it is."""
+    if isinstance(classifier, ClassifierOptions):
+        return {**asdict(classifier), "images": fingerprint(dataset)}
+    path = Path(classifier)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file of a classifier")
+    return {"file": hashlib.sha256(path.read_bytes()).hexdigest()[:12]}
