@@ -12,6 +12,7 @@ from annocoin import Annotation, Mark, masks
 from annocoin.seeds.choosing import choose_seeds
 
 SIZE = (40, 60)  # a cell of the 4 x 6 maps is 10 x 10 pixels
+CELLS = (torch.arange(4) * 10.0 + 5, torch.arange(6) * 10.0 + 5)
 
 
 def maps_with(*peaks: tuple[int, int, int, float]) -> torch.Tensor:
@@ -24,18 +25,18 @@ def maps_with(*peaks: tuple[int, int, int, float]) -> torch.Tensor:
 def test_a_tag_gets_the_peaks_near_the_best_one() -> None:
     maps = maps_with((1, 0, 0, 3.0), (1, 2, 4, 2.0), (1, 3, 0, -4.0), (2, 1, 1, -4.5))
     annotation = Annotation(SIZE, (Mark(1), Mark(2)))
-    choice = choose_seeds(maps, annotation, threshold=0.5)
+    choice = choose_seeds(maps, CELLS, annotation, threshold=0.5)
     assert choice.peaks.tolist() == [[0, 0, 0], [0, 2, 4], [1, 1, 1]]
     assert choice.points.tolist() == [[5, 5], [45, 25], [15, 15]]
     assert choice.marks.tolist() == [0, 0, 1]
-    assert len(choose_seeds(maps, annotation, threshold=1.0).peaks) == 2
-    assert [0, 3, 0] in choose_seeds(maps, annotation, threshold=0.0).peaks.tolist()
+    assert len(choose_seeds(maps, CELLS, annotation, threshold=1.0).peaks) == 2
+    assert [0, 3, 0] in choose_seeds(maps, CELLS, annotation, threshold=0.0).peaks.tolist()
 
 
 def test_a_box_gets_the_best_peak_in_it() -> None:
     maps = maps_with((1, 0, 0, 3.0), (1, 2, 4, 2.0))
     boxes = ((30.0, 10.0, 60.0, 40.0), (0.0, 0.0, 20.0, 20.0))
-    choice = choose_seeds(maps, Annotation(SIZE, tuple(Mark(1, box=b) for b in boxes)), 0.5)
+    choice = choose_seeds(maps, CELLS, Annotation(SIZE, tuple(Mark(1, box=b) for b in boxes)), 0.5)
     assert choice.peaks.tolist() == [[0, 2, 4], [0, 0, 0]]
     assert choice.marks.tolist() == [0, 1]
 
@@ -44,7 +45,7 @@ def test_a_box_without_a_peak_gets_its_best_place_and_a_tiny_one_its_middle() ->
     maps = maps_with((1, 0, 0, 3.0), (1, 0, 1, 2.5))
     slope = Mark(1, box=(10.0, 0.0, 40.0, 10.0))  # its best place is beside a peak outside
     tiny = Mark(1, box=(31.0, 31.0, 33.0, 33.0))
-    choice = choose_seeds(maps, Annotation(SIZE, (slope, tiny)), 0.5)
+    choice = choose_seeds(maps, CELLS, Annotation(SIZE, (slope, tiny)), 0.5)
     assert choice.peaks.tolist() == [[0, 0, 1], [0, 3, 3]]
     assert choice.points.tolist() == [[15, 5], [32, 32]]
 
@@ -53,14 +54,14 @@ def test_points_and_masks_stay_where_they_are() -> None:
     mask = np.zeros((1, *SIZE), dtype=np.uint8)
     mask[0, 20:31, 40:51] = 1
     marks = (Mark(2, point=(60.0, 40.0)), Mark(1, mask=masks.encode(mask)[0]))
-    choice = choose_seeds(maps_with((1, 0, 0, 3.0)), Annotation(SIZE, marks), 0.5)
+    choice = choose_seeds(maps_with((1, 0, 0, 3.0)), CELLS, Annotation(SIZE, marks), 0.5)
     assert choice.peaks.tolist() == [[1, 3, 5], [0, 2, 4]]
     assert choice.points[0].tolist() == [60, 40]
     assert mask[0, int(choice.points[1, 1]), int(choice.points[1, 0])] == 1
 
 
 def test_nothing_said_nothing_found() -> None:
-    choice = choose_seeds(torch.randn(2, 4, 6), Annotation(SIZE), 0.5)
+    choice = choose_seeds(torch.randn(2, 4, 6), CELLS, Annotation(SIZE), 0.5)
     assert choice.peaks.shape == (0, 3)
     assert choice.points.shape == (0, 2)
 
@@ -87,7 +88,7 @@ def test_every_mark_has_a_seed_of_its_class_where_it_says(
     annotation: Annotation, seed: int, threshold: float, spread: float
 ) -> None:
     maps = spread * torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(seed))
-    choice = choose_seeds(maps, annotation, threshold)
+    choice = choose_seeds(maps, CELLS, annotation, threshold)
     assert set(choice.marks.tolist()) == set(range(len(annotation)))
     for (label, _, _), (x, y), number in zip(
         choice.peaks.tolist(), choice.points.tolist(), choice.marks.tolist(), strict=True

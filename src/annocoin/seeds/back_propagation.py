@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from annocoin.errors import check_choice
 from annocoin.seeds import contributions
-from annocoin.seeds.contributions import SMALLEST, PositiveConvolution, Rule
+from annocoin.seeds.contributions import SMALLEST, Mass, PositiveConvolution, Rule
+from annocoin.seeds.geometry import Cells
 
 RuleName = Literal["conserving", "published"]
 
@@ -30,6 +31,10 @@ PASSING_MODULES = (nn.BatchNorm2d, nn.ReLU, nn.ReLU6, nn.Identity, nn.Dropout)
 """Rectifiers, normalisations, and arithmetic of a map with constants."""
 
 
+AT_ONCE = 32 << 20
+"""Bytes of a map of many peaks; larger ones are new memory at every layer, which is slow to get."""
+
+
 class PeakBackPropagation:
     """Go back from peaks of a network's class maps to its input. Made once, for many images.
 
@@ -40,6 +45,8 @@ class PeakBackPropagation:
             the positive parts of its terms; normalisations and rectifiers pass it on. "published":
             the rule of the published PRM code, which has the first, for the convolution's own
             weights, and leaves all else to derivatives; the mass then changes on the way.
+
+    `cells` says where the cells of the class maps lie.
 
     Example:
         >>> net = nn.Conv2d(3, 2, 1, bias=False).eval()
@@ -54,10 +61,11 @@ class PeakBackPropagation:
         if net.training:
             raise ValueError("the network is in training mode; call eval() first")
         self.traced = fx.symbolic_trace(nn.Sequential(net))
+        self.cells = Cells.of(self.traced)
         self.conserving = rule == "conserving"
         signs = _signs(self.traced) if self.conserving else {}
         self.positive = {
-            name: PositiveConvolution.of(module, signs.get(name))
+            name: PositiveConvolution(module, signs.get(name))
             for name, module in self.traced.named_modules()
             if isinstance(module, nn.Conv2d)
         }
@@ -81,15 +89,17 @@ class PeakPass:
         self.maps = maps[0]
 
     @torch.no_grad()
-    def responses(self, peaks: Tensor, *, batch: int = 8) -> Tensor:
+    def responses(self, peaks: Tensor, *, batch: int | None = None) -> Tensor:
         """The peak response maps, each summing to 1: peaks [N, 3] to [N, H, W].
 
         A peak from which nothing comes back, as from a map of constants, has an even map.
 
         Args:
             peaks: class 0..C-1, row and column of the class map, int64.
-            batch: the most peaks that go back at once; it bounds the memory.
+            batch: the most peaks that go back at once; it bounds the memory. Default: as many as
+                keep the largest map in `AT_ONCE` bytes.
         """
+        batch = batch or max(1, AT_ONCE // self._run.largest)
         found = [self._mass(some) for some in peaks.split(batch) if len(some)]
         mass = torch.cat(found) if found else self.maps.new_zeros(0, *self._size)
         total = mass.sum(dim=(-2, -1), keepdim=True)
@@ -115,6 +125,7 @@ class _Run(fx.Interpreter):
         self.positive, self.conserving = positive, conserving
         self.steps: list[tuple[fx.Node, list[fx.Node], Rule]] = []
         self.of_image: set[fx.Node] = set()
+        self.largest = 1
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one step; what depends on the image gets a rule."""
@@ -127,19 +138,20 @@ class _Run(fx.Interpreter):
             return super().run_node(n)
         out, rule = self._step(n, tuple(self.env[source] for source in sources), sources)
         self.of_image.add(n)
+        self.largest = max(self.largest, out.numel() * out.element_size())
         self.steps.append((n, sources, rule))
         return out
 
     def back(self, mass: Tensor) -> Tensor:
         """From mass on the class maps, [N, C, h, w], to mass on the image, [N, 3, H, W]."""
-        masses: dict[fx.Node, Tensor] = {self.steps[-1][0]: mass}
+        masses = {self.steps[-1][0]: Mass(mass)}
         for node, sources, rule in reversed(self.steps):
             if node not in masses:  # a branch that ends nowhere
                 continue
             for source, part in zip(sources, rule(masses.pop(node)), strict=True):
                 masses[source] = masses[source] + part if source in masses else part
         (arrived,) = masses.values()
-        return arrived
+        return arrived.whole()
 
     def _step(
         self, n: fx.Node, maps: tuple[Tensor, ...], sources: list[fx.Node]

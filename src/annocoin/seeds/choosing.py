@@ -27,7 +27,9 @@ class Choice(NamedTuple):
     marks: Tensor
 
 
-def choose_seeds(maps: Tensor, annotation: Annotation, threshold: float) -> Choice:
+def choose_seeds(
+    maps: Tensor, cells: tuple[Tensor, Tensor], annotation: Annotation, threshold: float
+) -> Choice:
     """Seeds for every mark of an image, at least one each.
 
     A tag gets the peaks of its class that are near its best one. A box gets the best peak that lies
@@ -35,9 +37,10 @@ def choose_seeds(maps: Tensor, annotation: Annotation, threshold: float) -> Choi
 
     Args:
         maps: class maps, logits [C, h, w].
+        cells: the middles of the maps' rows [h] and columns [w] in the image.
         threshold: a peak counts if its probability is at least this share of the best one's.
     """
-    grid = _Grid((maps.shape[1], maps.shape[2]), annotation.size)
+    grid = _Grid(cells, annotation.size)
     found: list[tuple[tuple[int, int, int], tuple[float, float], int]] = []
     peaks = find_peaks(maps)
     for number, mark in enumerate(annotation):
@@ -57,17 +60,16 @@ Place = tuple[int, int, tuple[float, float]]
 class _Grid:
     """The cells of a class map in the image."""
 
-    def __init__(self, cells: Size, image: Size) -> None:
-        self.cells, self.image = cells, image
-        self.columns = (torch.arange(cells[1]) + 0.5) * image[1] / cells[1]
-        self.rows = (torch.arange(cells[0]) + 0.5) * image[0] / cells[0]
+    def __init__(self, cells: tuple[Tensor, Tensor], image: Size) -> None:
+        self.rows = cells[0].clamp(0, image[0])
+        self.columns = cells[1].clamp(0, image[1])
 
     def centre(self, row: int, column: int) -> tuple[float, float]:
         return float(self.columns[column]), float(self.rows[row])
 
     def under(self, point: tuple[float, float]) -> Place:
-        row = min(int(point[1] * self.cells[0] / self.image[0]), self.cells[0] - 1)
-        column = min(int(point[0] * self.cells[1] / self.image[1]), self.cells[1] - 1)
+        row = int((self.rows - point[1]).abs().argmin())
+        column = int((self.columns - point[0]).abs().argmin())
         return row, column, point
 
     def inside(self, box: tuple[float, float, float, float]) -> Tensor:

@@ -69,7 +69,6 @@ class Classifier(nn.Module):
             width = self.trunk.eval()(torch.zeros(1, 3, 64, 64)).shape[1]
         self.head = nn.Conv2d(width, len(architecture.classes), 1)
         nn.init.normal_(self.head.weight, std=0.01)
-        self.head.bias.data.zero_()
 
     def forward(self, images: Tensor) -> Tensor:
         """Class maps, logits [B, C, h, w], of RGB images in 0..1, [B, 3, H, W]."""

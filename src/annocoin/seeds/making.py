@@ -12,6 +12,7 @@ from typing import Any
 
 from annocoin import atomic
 from annocoin.data.dataset import ImageId, WeakDataset, WeakImage
+from annocoin.devices import open_device
 from annocoin.errors import InputError, Problems, brief, check_positive, one_line
 from annocoin.parallel import BadItem, cores, work_through
 from annocoin.regions import RegionFolder, read_regions
@@ -58,6 +59,7 @@ def make_seeds(
     out, options, problems = Path(out), options or SeedOptions(), problems or Problems()
     jobs = (cores() if device == "cpu" else 1) if jobs is None else jobs
     check_positive("jobs", jobs)
+    open_device(device)
     classifier = classifier or ClassifierOptions()
     usable = _with_regions(dataset, regions, problems)
     made = {

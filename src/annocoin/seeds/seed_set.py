@@ -21,8 +21,9 @@ class Seeds:
     Args:
         size: (height, width) of the image.
         labels: classes 1..C, int64 [N].
-        points: the peaks as x, y in the image, float32 [N, 2].
-        scores: the class map's value there, a logit, float32 [N].
+        points: where the peaks' responses are densest, or the point that a person gave: x, y in
+            the image, float32 [N, 2].
+        scores: the class map's value at the peak, a logit, float32 [N].
         marks: which mark of the annotation each seed is for, int64 [N].
         responses: the peak response maps, each summing to 1, float32 [N, h, w].
         maps: the maps of the seeds' classes, logits, float32 [N, h', w'].

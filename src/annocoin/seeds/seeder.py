@@ -13,6 +13,7 @@ from annocoin.seeds.back_propagation import PeakBackPropagation, RuleName
 from annocoin.seeds.choosing import choose_seeds
 from annocoin.seeds.classifier import Classifier, Image, look_at
 from annocoin.seeds.seed_set import Seeds
+from annocoin.seeds.settling import settled
 from annocoin.types import Annotation
 
 
@@ -64,19 +65,23 @@ class Seeder:
             raise InputError(
                 f"class {annotation.distinct_labels[-1]}; the classifier has {len(self.classes)}"
             )
-        passed = self.back(look_at(image, self.size).to(self.device))
+        seen = look_at(image, self.size)
+        passed = self.back(seen.to(self.device))
         maps = passed.maps.cpu()
-        peaks, points, marks = choose_seeds(maps, annotation, self.options.threshold)
+        size = (seen.shape[1], seen.shape[2])
+        scale = (image.shape[0] / size[0], image.shape[1] / size[1])
+        cells = self.back.cells.points((maps.shape[1], maps.shape[2]), scale)
+        peaks, points, marks = choose_seeds(maps, cells, annotation, self.options.threshold)
         responses = passed.responses(peaks.to(self.device)).cpu()
         classes, rows, columns = peaks.T
         return Seeds(
             size=annotation.size,
             labels=classes + 1,
-            points=points,
+            points=settled(points, responses, marks, annotation),
             scores=maps[classes, rows, columns],
             marks=marks,
             responses=_coarser(responses, self.options.cell),
-            maps=maps[classes],
+            maps=self.back.cells.evenly(maps, size)[classes],
         )
 
 

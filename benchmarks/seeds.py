@@ -1,0 +1,165 @@
+"""Measure seeds: the classifier, where its peaks fall, the first labels, and the region filter.
+
+    python benchmarks/seeds.py VOCdevkit/VOC2012 --split devval --regions REGIONS --seeds SEEDS
+
+SEEDS is what `annocoin seeds` made for the split from tags, with a classifier that was trained on
+other images (`--classifier` if it lies elsewhere). Reported are the tag mAP of the classifier;
+pointing, how often the best peak of an image's class falls on an object of that class (and any of
+its peaks); how many objects have a peak; the share of a response's mass on its class; mAP (protocol
+chainercv) and mean best IoU of the labels by either retrieval; and the best IoU that regions can
+reach before and after the filter. VOC's void pixels count for nobody in the last two.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from annocoin import load_evaluation, load_weak
+from annocoin.atomic import write_json
+from annocoin.data.dataset import EvaluationDataset, WeakDataset, WeakImage
+from annocoin.evaluation import evaluate
+from annocoin.masks import encode
+from annocoin.progress import track
+from annocoin.regions import RegionFolder, RegionSet, regions_of_masks
+from annocoin.seeds import SeedFolder, Seeds, predict_tags, read_classifier, retrieve
+from annocoin.seeds.classifier_training import tag_map
+from annocoin.seeds.filtering import STRONG, worth_keeping
+from annocoin.seeds.retrieval import WAYS
+from annocoin.types import Instances
+from regions import best_overlaps, valid_pixels
+
+Row = dict[str, list[float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("--split")
+    parser.add_argument("--regions", type=Path, required=True)
+    parser.add_argument("--seeds", type=Path, required=True)
+    parser.add_argument("--classifier", type=Path, help="default: SEEDS/classifier.safetensors")
+    parser.add_argument("--supervision", default="image")
+    parser.add_argument("--strong", type=float, nargs="+", default=[0.1, STRONG, 0.5, 1.0])
+    parser.add_argument("--limit", type=int, help="only so many images")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    weak = load_weak(options.dataset, options.supervision, split=options.split)[: options.limit]
+    whole = load_evaluation(options.dataset, split=options.split)
+    truth = EvaluationDataset(whole.labelled[: options.limit])
+    seeds, regions = SeedFolder(options.seeds), RegionFolder(options.regions)
+    results: dict[str, Any] = {"images": len(weak)}
+    file = options.classifier or options.seeds / "classifier.safetensors"
+    results["tag mAP"] = tag_map(predict_tags(read_classifier(file), weak), weak)
+    results |= measure(weak, truth, seeds, regions, options)
+    for name, value in results.items():
+        print(f"{name:50s} {value if isinstance(value, int) else f'{value:.3f}'}")
+    if options.json is not None:
+        write_json(options.json, results, indent=1)
+
+
+def measure(
+    weak: WeakDataset,
+    truth: EvaluationDataset,
+    seeds: SeedFolder,
+    regions: RegionFolder,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    rows: Row = {}
+    labels: dict[str, dict[Any, Instances]] = {way: {} for way in WAYS}
+    for image in track(weak.images, "seeds"):
+        found, candidates = seeds[image.image_id], regions[image.image_id]
+        true = truth.truth(image.image_id)
+        add(rows, pointing(image, found, true))
+        valid = valid_pixels(options.dataset, image.image_id, true.size)
+        add(rows, {"best IoU, all regions": best(candidates, true, valid)})
+        add(rows, {"regions": [len(candidates)]})
+        for strong in options.strong:
+            kept = worth_keeping(candidates, found, image.annotation, strong=strong)
+            left = candidates[kept]
+            add(rows, {f"best IoU, filtered at {strong:g}": best(left, true, valid)})
+            add(rows, {f"share of regions kept at {strong:g}": [len(left) / len(candidates)]})
+        for way in WAYS:
+            chosen = retrieve(candidates, found, image.annotation, way)
+            instances = chosen.instances(candidates, found)
+            labels[way][image.image_id] = instances
+            overlaps = best_label_overlaps(instances, true, valid)
+            add(rows, {f"best IoU, labels by {way}": overlaps})
+    results = {name: float(np.mean(values)) for name, values in rows.items()}
+    for name, answers in labels.items():
+        result = evaluate(answers, truth, protocol="chainercv")
+        for threshold, mean in result.mean.items():
+            results[f"mAP at {threshold:g}, labels by {name}"] = mean
+    return results
+
+
+def pointing(image: WeakImage, seeds: Seeds, true: Instances) -> Row:
+    """Hits of one image's peaks; classes without a true mask do not count."""
+    rows: Row = {}
+    dense = true.dense()
+    responses = seeds.responses_in_image()
+    for label in image.annotation.distinct_labels:
+        objects = dense[true.labels == label]
+        if not len(objects):
+            continue
+        of_class = (seeds.labels == label).nonzero()[:, 0].tolist()
+        on_object = torch.stack([under(objects, seeds.points[i]) for i in of_class])  # [n, objects]
+        top = max(range(len(of_class)), key=lambda k: float(seeds.scores[of_class[k]]))
+        mass = (responses[of_class] * objects.any(dim=0)).sum(dim=(1, 2))
+        add(
+            rows,
+            {
+                "pointing: best peak on its class": [float(on_object[top].any())],
+                "pointing: any peak on its class": [float(on_object.any())],
+                "peaks on their class": on_object.any(dim=1).float().tolist(),
+                "objects with a peak": on_object.any(dim=0).float().tolist(),
+                "peaks of a class in an image": [len(of_class)],
+                "response mass on the class": mass.tolist(),
+            },
+        )
+    return rows
+
+
+def under(objects: Tensor, point: Tensor) -> Tensor:
+    """Which masks [n, H, W] have the pixel under a point: bool [n]."""
+    column = min(int(point[0]), objects.shape[2] - 1)
+    return objects[:, min(int(point[1]), objects.shape[1] - 1), column]
+
+
+def best(regions: RegionSet, true: Instances, valid: Any) -> list[float]:
+    """The best IoU that any region has with each object; 0 if there is none."""
+    if not len(regions):
+        return [0.0] * len(true)
+    return [float(row[-1]) for row in best_overlaps(regions, true.dense(), valid)]
+
+
+def best_label_overlaps(labels: Instances, true: Instances, valid: Any) -> list[float]:
+    """The best IoU of each object with a label of its own class."""
+    overlaps = [0.0] * len(true)
+    for label in sorted(set(true.labels.tolist())):
+        mine = labels[labels.labels == label]
+        if not len(mine):
+            continue
+        masks = np.unique(mine.dense().numpy(), axis=0)
+        found = best(regions_of_masks(encode(masks), true.size), true[true.labels == label], valid)
+        places = (true.labels == label).nonzero()[:, 0].tolist()
+        for place, value in zip(places, found, strict=True):
+            overlaps[place] = value
+    return overlaps
+
+
+def add(rows: Row, new: Row) -> None:
+    for name, values in new.items():
+        rows.setdefault(name, []).extend(values)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
