@@ -33,6 +33,6 @@ class Small(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = (x - 0.5) / 0.25
         x = self.pool(self.relu(self.bn1(self.first(x))))
-        out = self.bn3(self.project(self.relu6(4 * self.bn2(self.depthwise(x)))))
+        out = self.bn3(self.project(self.relu6(2 * self.bn2(self.depthwise(x)))))
         out += x
         return self.head(self.relu(out))

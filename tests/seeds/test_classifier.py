@@ -44,7 +44,7 @@ def test_unknown_backbones() -> None:
         build_trunk("resnet51")
     with pytest.raises(InputError, match="no map"):
         build_trunk("vit_b_16", "none")
-    with pytest.raises(InputError, match="learns from scratch"):
+    with pytest.raises(InputError, match="brings its own, or none"):
         build_trunk("tiny", "some.pth")
     with pytest.raises(InputError, match="at least one class"):
         Architecture((), "tiny")
@@ -183,7 +183,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(scenes: Path, tmp_pa
     torch.manual_seed(99)  # what was drawn elsewhere does not matter
     lines: list[dict[str, Any]] = []
     resumed = train_classifier(weak, QUICK, checkpoint=file, log=lines.append)
-    assert [line["epoch"] for line in lines] == [3]
+    assert [line["epoch"] for line in lines] == [2, 3]
     for name, value in straight.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
 

@@ -36,7 +36,7 @@ def test_middles_are_those_of_what_a_cell_sees(net: nn.Sequential) -> None:
 
 
 def test_residual_networks_begin_at_the_first_pixel() -> None:
-    for net, stride in ((tiny_trunk(4), 8), (build_trunk("resnet18", "none"), 32)):
+    for net, stride in ((tiny_trunk(), 8), (build_trunk("resnet18", "none"), 32)):
         cells = Cells.of(fx.symbolic_trace(net))
         assert (cells.down.start, cells.down.step) == (0.5, stride)
     vgg = Cells.of(fx.symbolic_trace(build_trunk("vgg11", "none")))

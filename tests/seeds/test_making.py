@@ -87,11 +87,11 @@ def test_from_tags_to_first_labels_by_command(
     assert [line["epoch"] for line in lines] == [1, 2]
     assert sorted(path.name for path in out.iterdir() if path.suffix != ".npz") == [
         ".lock", "classifier.jsonl", "classifier.safetensors",
-        "labels-objectness.json", "labels-response.json", "seeds.json",
+        "labels-combined.json", "labels-objectness.json", "labels-response.json", "seeds.json",
     ]  # fmt: skip
     weak, truth = load_weak(scenes), load_evaluation(scenes)
     folder = SeedFolder(out)
-    for way in ("objectness", "response"):
+    for way in ("combined", "objectness", "response"):
         found = read_predictions(out / f"labels-{way}.json", truth)
         for image in weak:  # consistent with the annotation: no class without a label
             labels = set(found[image.image_id].labels.tolist())
@@ -101,7 +101,7 @@ def test_from_tags_to_first_labels_by_command(
     # A second run has nothing to do, and says the same.
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("*.npz")}
     again = annocoin("seeds", *words, "--jobs", 1, "--validation-split", "val")
-    assert again.out.splitlines()[-3:] == outcome.out.splitlines()[-3:]
+    assert again.out.splitlines()[-4:] == outcome.out.splitlines()[-4:]
     assert "epoch" not in again.out
     assert stamps == {path: path.stat().st_mtime_ns for path in out.glob("*.npz")}
     shown = tmp_path / "sheet.png"

@@ -54,7 +54,7 @@ TAG = Annotation((6, 8), (Mark(1), Mark(2)))
 def test_the_most_object_like_region_with_the_peak_in_it() -> None:
     regions = stripes([[0], [0, 1], [1, 2], [3]], [0.3, 0.6, 0.9, 0.2])
     seeds = seeds_at([(0.5, 3), (7.5, 1)], [1, 2], [2.0, 1.0], [0, 1])
-    found = retrieve(regions, seeds, TAG)
+    found = retrieve(regions, seeds, TAG, "objectness")
     assert found.regions.tolist() == [1, 3]
     assert found.seeds.tolist() == [0, 1]
     assert found.scores.tolist() == pytest.approx([0.6, 0.2])
@@ -68,7 +68,7 @@ def test_a_peak_that_no_region_contains_gets_the_one_with_most_of_its_response()
     response = torch.zeros(1, 6, 8)
     response[0, :, 3:6] = 1 / 18  # stripes 1 and 2
     seeds = seeds_at([(3.5, 3)], [1], [2.0], responses=response)
-    assert retrieve(regions, seeds, TAG).regions.tolist() == [2]
+    assert retrieve(regions, seeds, TAG, "objectness").regions.tolist() == [2]
 
 
 def test_two_peaks_in_one_object_are_one_label_but_every_mark_keeps_one() -> None:
@@ -188,7 +188,7 @@ def test_nothing_to_retrieve() -> None:
     assert len(retrieve(regions, none, Annotation((6, 8)))) == 0
     assert len(retrieve(regions, none, Annotation((6, 8)), "response")) == 0
     assert not worth_keeping(regions, none, Annotation((6, 8))).any()
-    with pytest.raises(InputError, match="expected one of objectness, response"):
+    with pytest.raises(InputError, match="expected one of combined, objectness, response"):
         retrieve(regions, none, TAG, "luck")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="above 0"):
         seed_pixels(none, 0)

@@ -75,6 +75,12 @@ class BoundaryDetector:
             raise ValueError(f"weights do not fit: {missing} {unexpected}")
         self._net = net.eval().to(memory_format=torch.channels_last)
 
+    def network(self) -> BoundaryNet:
+        """The network, if that is its kind."""
+        if self._net is None:
+            raise ValueError(f"a detector of kind {self.kind!r} has no network")
+        return self._net
+
     def __call__(self, image: Image) -> Maps:
         """Boundary probabilities, float32 [K, H, W] in 0..1, of an RGB image, uint8 [H, W, 3]."""
         check_image(image)

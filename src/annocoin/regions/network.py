@@ -15,6 +15,7 @@ TAPS = (1, 3, 6, 13, 17)
 CHANNELS = (16, 24, 32, 96, 320)
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
+"""Of ImageNet's pixels in 0..1, as torchvision has it."""
 
 
 class BoundaryNet(nn.Module):

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annocoin.seeds.classifier import MEAN, Image, look_at
+from annocoin.regions.network import MEAN
+from annocoin.seeds.classifier import Image, look_at
 
 SCALES = (0.7, 1.25)
 """The longer side of the image, as a share of the side of the square it is put into."""

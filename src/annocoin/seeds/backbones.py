@@ -16,8 +16,12 @@ from safetensors.torch import load_file as load_safetensors
 from torch import Tensor, nn
 
 from annocoin.errors import InputError, brief
+from annocoin.regions import BoundaryDetector
+from annocoin.regions.network import BoundaryNet
 
 TINY = "tiny"
+TINY_LAYERS = 7
+TINY_CHANNELS = 32
 IMAGENET = "imagenet"
 SCRATCH = "none"
 
@@ -29,16 +33,15 @@ def build_trunk(
 
     Args:
         name: a classification network of torchvision made of convolutions ("resnet50",
-            "resnet101", "mobilenet_v2", ...), or "tiny", which has no weights to start from.
-        weights: "imagenet" takes torchvision's own, which may be downloaded; "none" starts from
-            random numbers; else a file, .pth or .safetensors, of the whole network's state dict.
+            "resnet101", "mobilenet_v2", ...), or "tiny".
+        weights: "imagenet" takes torchvision's own, which may be downloaded ("tiny" brings its
+            own); "none" starts from random numbers; else a file, .pth or .safetensors, of the whole
+            network's state dict.
         stride_in_1x1: ResNets that halve the resolution in the first 1x1 convolution of a stage,
             as the original ones did; torchvision's do it in the 3x3. The weights do not tell.
     """
     if name == TINY:
-        if str(weights) not in (IMAGENET, SCRATCH):
-            raise InputError(f"backbone weights {weights}: the tiny backbone learns from scratch")
-        return tiny_trunk()
+        return tiny_trunk(weights)
     net = _network(name, str(weights) == IMAGENET)
     if str(weights) not in (IMAGENET, SCRATCH):
         _load(net, Path(weights), name)
@@ -47,42 +50,18 @@ def build_trunk(
     return _without_head(net, name)
 
 
-def tiny_trunk(width: int = 32) -> nn.Sequential:
-    """A small residual network of stride 8, for scenes of a hundred pixels or so."""
-    return nn.Sequential(
-        _convolution(3, width, 2),
-        _Residual(width),
-        _convolution(width, 2 * width, 2),
-        _Residual(2 * width),
-        _convolution(2 * width, 4 * width, 2),
-        _Residual(4 * width),
-        _Residual(4 * width),
-    )
+def tiny_trunk(weights: str | Path = IMAGENET, width: int = 64) -> nn.Sequential:
+    """A small trunk of stride 8: the first layers of our boundary detector, and a new one.
 
-
-def is_pretrained(name: str, weights: str | Path) -> bool:
-    return name != TINY and str(weights) != SCRATCH
-
-
-class _Residual(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(
-            _convolution(width, width),
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-        )
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.relu(x + self.inner(x))
-        return out
-
-
-def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
-    )
+    Those layers came from ImageNet and are part of the package; for patterns of twenty pixels or
+    so, seven of them are enough.
+    """
+    if str(weights) not in (IMAGENET, SCRATCH):
+        raise InputError(f"backbone weights {weights}: the tiny backbone brings its own, or none")
+    detector = BoundaryDetector().network() if str(weights) == IMAGENET else BoundaryNet()
+    layers = list(detector.encoder)[:TINY_LAYERS]
+    new = nn.Sequential(nn.Conv2d(TINY_CHANNELS, width, 3, padding=1), nn.ReLU())
+    return nn.Sequential(*layers, new)
 
 
 def _network(name: str, pretrained: bool) -> nn.Module:

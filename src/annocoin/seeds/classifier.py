@@ -12,13 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from annocoin.errors import InputError
+from annocoin.regions.network import MEAN, STD
 from annocoin.seeds.backbones import SCRATCH, build_trunk
 
 Image = npt.NDArray[np.uint8]
-
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
-"""Of ImageNet's pixels in 0..1, as torchvision has it."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from annocoin.data.dataset import WeakDataset
 from annocoin.errors import InputError, check_choice, check_positive
+from annocoin.parallel import cores
 from annocoin.progress import track
 from annocoin.seeds.augmentation import augmented
-from annocoin.seeds.backbones import IMAGENET, TINY, is_pretrained
+from annocoin.seeds.backbones import IMAGENET, SCRATCH, TINY, TINY_LAYERS
 from annocoin.seeds.classifier import Architecture, Classifier, look_at
 from annocoin.seeds.classifier_file import Checkpoint, read_checkpoint, write_checkpoint
 from annocoin.seeds.peaks import peak_scores
@@ -84,7 +85,8 @@ def options_for(backbone: str, **changes: Any) -> ClassifierOptions:
     """Good options for a backbone, with changes."""
     fitting: dict[str, Any] = {"backbone": backbone}
     if backbone == TINY:
-        fitting |= {"size": 128, "head_rate": 3e-3, "trunk_rate": 3e-3}
+        fitting |= {"size": 256, "epochs": 6, "head_rate": 3e-3, "trunk_rate": 3e-3}
+        fitting |= {"frozen": TINY_LAYERS, "stimulated": 1.0, "sharpness": 1.0}
     return ClassifierOptions(**{**fitting, **changes})
 
 
@@ -104,7 +106,7 @@ def train_classifier(
         checkpoint: a file that keeps the state after each epoch. Where it is there already, the
             training goes on from it, and ends as if it had never been interrupted.
         validation: images whose tag mAP is measured after each epoch.
-        log: called after each epoch with its figures.
+        log: called after each epoch with its figures; again, if it was interrupted just then.
     """
     options = options or ClassifierOptions()
     device = torch.device(device)
@@ -122,10 +124,10 @@ def train_classifier(
         if validation is not None:
             scores = predict_tags(net, validation, device=device)
             figures["validation_tag_map"] = tag_map(scores, validation)
-        if checkpoint is not None:
-            write_checkpoint(checkpoint, state, epoch + 1)
         if log is not None:
             log(figures)
+        if checkpoint is not None:
+            write_checkpoint(checkpoint, state, epoch + 1)
     return net.eval()
 
 
@@ -186,12 +188,12 @@ def _epoch(
 ) -> dict[str, Any]:
     """One pass over the images; gives its figures."""
     started = time.monotonic()
+    order = np.random.default_rng([options.seed, epoch]).permutation(len(dataset))
     loader = DataLoader(
         _Examples(dataset, options.size, options.seed, epoch),
         options.batch,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(hash((options.seed, epoch)) & 0xFFFFFFFF),
-        num_workers=0 if device.type == "cpu" else 8,
+        sampler=order.tolist(),
+        num_workers=0 if device.type == "cpu" else min(8, cores()),
     )
     steps = len(loader)
     tags = tag_matrix(dataset).to(device)
@@ -236,7 +238,7 @@ def _pooled(maps: Tensor, progress: float, options: ClassifierOptions) -> Tensor
 def _set_training(net: Classifier, options: ClassifierOptions) -> None:
     """Training mode; but statistics that came with the weights stay as they are."""
     net.train()
-    if is_pretrained(options.backbone, options.backbone_weights):
+    if options.backbone_weights != SCRATCH:
         for module in net.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.eval()

@@ -80,7 +80,7 @@ def first_labels(
     dataset: WeakDataset,
     regions: RegionFolder,
     seeds: SeedFolder,
-    by: By = "objectness",
+    by: By = "combined",
     *,
     jobs: int | None = None,
     problems: Problems | None = None,
@@ -169,7 +169,7 @@ def _classifier(
         figures = _lines(out / LOG)
 
         def note(of_epoch: dict[str, Any]) -> None:
-            figures.append(of_epoch)
+            figures[of_epoch["epoch"] - 1 :] = [of_epoch]
             lines = "".join(json.dumps(line) + "\n" for line in figures)
             atomic.write_bytes(out / LOG, lines.encode())
             if log is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,7 +18,7 @@ from annocoin.regions.elements import Elements
 from annocoin.seeds.seed_set import Seeds
 from annocoin.types import Annotation, Instances
 
-By = Literal["objectness", "response"]
+By = Literal["combined", "objectness", "response"]
 WAYS: tuple[By, ...] = get_args(By)
 
 INSIDE = 0.8
@@ -26,6 +27,9 @@ LOW = 0.1
 PENALTY = 1e-5
 """PRM's score: how much the mass in the region counts beside that on its contour, the contour's
 width in pixels, which share of the class map's mean is low, and what a pixel there costs."""
+
+EVIDENCE = 0.4
+"""How much the response and the class map count beside objectness, in the combined score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +63,7 @@ def retrieve(
     regions: RegionSet,
     seeds: Seeds,
     annotation: Annotation,
-    by: By = "objectness",
+    by: By = "combined",
     *,
     box_overlap: float = 0.5,
     overlap: float = 0.3,
@@ -67,8 +71,10 @@ def retrieve(
     """The best region of every seed, without those that overlap a better seed's of the same class.
 
     Args:
-        by: "objectness", the most object-like region that contains the peak (as WISE does), or
-            "response", the region that fits the peak response map best (as PRM does).
+        by: "objectness", the most object-like region that contains the peak (as WISE does);
+            "response", the region that fits the peak response map best (as PRM does); or
+            "combined", an object-like region that contains the peak, much of its response, and
+            little where the class is unlikely.
         box_overlap: for a seed in a box, the region's tight box has at least this IoU with it;
             if none has, the one with the greatest is taken.
         overlap: of two regions of one class with a greater IoU, that of the lower seed is dropped,
@@ -78,10 +84,7 @@ def retrieve(
     if len(seeds) == 0 or len(regions) == 0:
         empty = torch.zeros(0, dtype=torch.int64)
         return Retrieved(empty, empty, torch.zeros(0))
-    scores = (
-        objectness_scores(regions, seeds) if by == "objectness" else response_scores(regions, seeds)
-    )
-    scores = _within_boxes(scores, regions, seeds, annotation, box_overlap)
+    scores = _within_boxes(SCORES[by](regions, seeds), regions, seeds, annotation, box_overlap)
     best, chosen = scores.max(dim=1)
     kept = _suppressed(regions, seeds, chosen, overlap)
     return Retrieved(chosen[kept], kept, best[kept])
@@ -96,6 +99,16 @@ def objectness_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
     mass = regions.pool(seeds.responses_in_image(), over="sum").T
     lowest = regions.scores.min() - 2
     return torch.where(contains, regions.scores, lowest + mass)
+
+
+def combined_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
+    """Objectness, the share of the response inside, and the mean probability inside: [N, P].
+
+    The second wants large regions, the third pure ones.
+    """
+    inside = regions.pool(seeds.responses_in_image(), over="sum").T
+    likely = regions.pool(seeds.maps_in_image().sigmoid(), over="region").T
+    return objectness_scores(regions, seeds) + EVIDENCE * (inside + likely)
 
 
 def response_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
@@ -124,6 +137,13 @@ def contour_mass(regions: RegionSet, values: Tensor) -> Tensor:
     )
     on_outline = outlines(regions.membership, regions.elements)
     return torch.from_numpy(on_element).float() @ on_outline.float()
+
+
+SCORES: dict[By, Callable[[RegionSet, Seeds], Tensor]] = {
+    "combined": combined_scores,
+    "objectness": objectness_scores,
+    "response": response_scores,
+}
 
 
 def _within_boxes(
