@@ -1,9 +1,11 @@
 """Measure seeds: the classifier, where its peaks fall, the first labels, and the region filter.
 
-    python benchmarks/seeds.py VOCdevkit/VOC2012 --split devval --regions REGIONS --seeds SEEDS
+    python benchmarks/seeds.py VOCdevkit/VOC2012 --split devval --regions REGIONS --seeds SEEDS \\
+        --classifier CLASSIFIER
+    python benchmarks/seeds.py SYNTHETIC --split val --regions REGIONS --seeds SEEDS --train train
 
-SEEDS is what `annocoin seeds` made for the split from tags, with a classifier that was trained on
-other images (`--classifier` if it lies elsewhere). Reported are the tag mAP of the classifier;
+CLASSIFIER was trained by `annocoin seeds` on other images; with `--train SPLIT` a tiny one is
+trained first. SEEDS are made for the split, from tags, if they are not there yet. Reported are the tag mAP of the classifier;
 pointing, how often the best peak of an image's class falls on an object of that class (and any of
 its peaks); how many objects have a peak; the share of a response's mass on its class; mAP (protocol
 chainercv) and mean best IoU of the labels by either retrieval; and the best IoU that regions can
@@ -13,6 +15,7 @@ reach before and after the filter. VOC's void pixels count for nobody in the las
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,17 @@ from annocoin.evaluation import evaluate
 from annocoin.masks import encode
 from annocoin.progress import track
 from annocoin.regions import RegionFolder, RegionSet, regions_of_masks
-from annocoin.seeds import SeedFolder, Seeds, predict_tags, read_classifier, retrieve
-from annocoin.seeds.classifier_training import tag_map
+from annocoin.seeds import (
+    SeedFolder,
+    Seeds,
+    make_seeds,
+    predict_tags,
+    read_classifier,
+    retrieve,
+    train_classifier,
+    write_classifier,
+)
+from annocoin.seeds.classifier_training import options_for, tag_map
 from annocoin.seeds.filtering import STRONG, worth_keeping
 from annocoin.seeds.retrieval import WAYS
 from annocoin.types import Instances
@@ -45,7 +57,8 @@ def main() -> None:
     parser.add_argument("--split")
     parser.add_argument("--regions", type=Path, required=True)
     parser.add_argument("--seeds", type=Path, required=True)
-    parser.add_argument("--classifier", type=Path, help="default: SEEDS/classifier.safetensors")
+    parser.add_argument("--classifier", type=Path)
+    parser.add_argument("--train", metavar="SPLIT", help="train a tiny classifier on this list")
     parser.add_argument("--supervision", default="image")
     parser.add_argument("--strong", type=float, nargs="+", default=[0.1, STRONG, 0.5, 1.0])
     parser.add_argument("--limit", type=int, help="only so many images")
@@ -54,9 +67,15 @@ def main() -> None:
     weak = load_weak(options.dataset, options.supervision, split=options.split)[: options.limit]
     whole = load_evaluation(options.dataset, split=options.split)
     truth = EvaluationDataset(whole.labelled[: options.limit])
-    seeds, regions = SeedFolder(options.seeds), RegionFolder(options.regions)
+    file = options.classifier or options.seeds.with_suffix(".safetensors")
+    if options.train is not None and not file.exists():
+        images = load_weak(options.dataset, split=options.train)
+        write_classifier(file, train_classifier(images, options_for("tiny"), log=print))
+    regions = RegionFolder(options.regions)
+    started = time.monotonic()
+    seeds = make_seeds(weak, regions, options.seeds, classifier=file)
     results: dict[str, Any] = {"images": len(weak)}
-    file = options.classifier or options.seeds / "classifier.safetensors"
+    results["seconds to make the seeds"] = time.monotonic() - started
     results["tag mAP"] = tag_map(predict_tags(read_classifier(file), weak), weak)
     results |= measure(weak, truth, seeds, regions, options)
     for name, value in results.items():
@@ -161,5 +180,4 @@ def add(rows: Row, new: Row) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()

@@ -85,17 +85,22 @@ def _collect(pending: list[Callable[[], Any]], doing: str, problems: Problems) -
     return results
 
 
-_worker: Worker
+_worker: Worker | InputError
 
 
 def _start(start: Callable[[], Worker]) -> None:
     global _worker
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    _worker = start()
+    try:
+        _worker = start()
+    except InputError as error:  # raised here, it would look like a worker's death
+        _worker = error
 
 
 def _work(*task: Any) -> Any:
+    if isinstance(_worker, InputError):
+        raise _worker
     return _worker(*task)
 
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annocoin import Annotation, InputError, Mark
+from annocoin import Annotation, InputError, Mark, masks
 from annocoin.regions import RegionSet
 from annocoin.seeds import Seeds, retrieve, worth_keeping
 from annocoin.seeds.filtering import fitting_boxes, seed_pixels, touched
-from annocoin.seeds.retrieval import contour_mass, objectness_scores, response_scores
+from annocoin.seeds.retrieval import By, contour_mass, objectness_scores, response_scores
 from regions.worlds import World, worlds
 
 STRIPES = np.repeat([[0, 0, 1, 1, 2, 2, 3, 3]], 6, axis=0)  # four stripes of 6 x 2 pixels
@@ -71,28 +71,51 @@ def test_a_peak_that_no_region_contains_gets_the_one_with_most_of_its_response()
     assert retrieve(regions, seeds, TAG, "objectness").regions.tolist() == [2]
 
 
-def test_two_peaks_in_one_object_are_one_label_but_every_mark_keeps_one() -> None:
+def test_two_peaks_in_one_object_are_one_label() -> None:
     regions = stripes([[0, 1], [2, 3]], [0.9, 0.8])
     points = [(0.5, 1), (2.5, 4), (5.0, 2)]
     seeds = seeds_at(points, [1, 1, 1], [1.0, 3.0, 2.0])
-    found = retrieve(regions, seeds, TAG)
-    assert found.seeds.tolist() == [1, 2]  # the better seed of the first object
+    assert retrieve(regions, seeds, TAG).seeds.tolist() == [1, 2]  # the better seed of the first
     other_class = seeds_at(points, [1, 2, 1], [1.0, 3.0, 2.0], [0, 1, 0])
     assert retrieve(regions, other_class, TAG).seeds.tolist() == [1, 2, 0]
-    boxes = Annotation((6, 8), (Mark(1, box=(0, 0, 4, 6)), Mark(1, box=(0, 0, 3, 6))))
-    twice = seeds_at(points[:2], [1, 1], [1.0, 3.0], [0, 1])
-    assert retrieve(regions, twice, boxes).seeds.tolist() == [1, 0]
 
 
-def test_a_box_chooses_among_the_regions_that_fit_it() -> None:
+def test_marks_with_a_place_keep_their_label_and_satisfy_a_tag() -> None:
+    regions = stripes([[0, 1], [2, 3]], [0.9, 0.8])
+    marks = (Mark(1, box=(0, 0, 4, 6)), Mark(1, box=(0, 0, 3, 6)), Mark(1))
+    seeds = seeds_at([(0.5, 1), (2.5, 4), (3.5, 2)], [1, 1, 1], [1.0, 3.0, 9.0], [0, 1, 2])
+    found = retrieve(regions, seeds, Annotation((6, 8), marks))
+    assert (found.seeds.tolist(), found.regions.tolist()) == ([1, 0], [0, 0])
+    far = seeds_at([(0.5, 1), (2.5, 4), (6.5, 2)], [1, 1, 1], [1.0, 3.0, 9.0], [0, 1, 2])
+    assert retrieve(regions, far, Annotation((6, 8), marks)).seeds.tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize("by", ["combined", "objectness", "response"])
+def test_a_mark_chooses_among_the_regions_that_it_admits(by: By) -> None:
     regions = stripes([[0, 1, 2, 3], [0], [0, 1], [1]], [0.9, 0.8, 0.1, 0.05])
-    boxes = Annotation((6, 8), (Mark(1, box=(0, 0, 4, 6)),))
     seeds = seeds_at([(0.5, 3)], [1], [1.0])
-    assert retrieve(regions, seeds, TAG).regions.tolist() == [0]
-    assert retrieve(regions, seeds, boxes).regions.tolist() == [0]  # IoU of half is enough
-    assert retrieve(regions, seeds, boxes, box_overlap=0.6).regions.tolist() == [2]
-    none = Annotation((6, 8), (Mark(1, box=(0, 0, 1, 1)),))  # nothing fits: the nearest
-    assert retrieve(regions, seeds, none).regions.tolist() == [1]
+
+    def chosen(mark: Mark, **options: float) -> list[int]:
+        annotation = Annotation((6, 8), (mark,))
+        return retrieve(regions, seeds, annotation, by, **options).regions.tolist()
+
+    box = Mark(1, box=(0, 0, 4, 6))
+    assert chosen(box, box_overlap=0.6) == [2]
+    assert chosen(box, box_overlap=0.4) != [3]  # fits, but the peak is elsewhere
+    assert chosen(Mark(1, box=(2.5, 0, 4, 1))) == [3]  # none fits: the nearest
+    mask = masks.encode((STRIPES[None] < 2).astype(np.uint8))[0]
+    assert chosen(Mark(1, mask=mask)) == [2]
+    assert chosen(Mark(1, point=(0.5, 3))) in ([0], [1], [2])
+    assert chosen(Mark(1)) in ([0], [1], [2])
+
+
+def test_seeds_of_another_annotation_are_refused() -> None:
+    regions = stripes([[0]], [0.5])
+    seeds = seeds_at([(0.5, 3)], [1], [1.0], [3])
+    with pytest.raises(InputError, match="seeds for 4 marks, the annotation has 2"):
+        retrieve(regions, seeds, TAG)
+    with pytest.raises(InputError, match="expected one image"):
+        retrieve(regions, seeds_at([], [], [], size=(3, 3)), TAG)
 
 
 def test_response_wants_the_mass_inside_and_on_the_contour() -> None:
@@ -107,7 +130,7 @@ def test_response_wants_the_mass_inside_and_on_the_contour() -> None:
 
 @given(worlds(), st.integers(0, 1000))
 def test_scores_are_those_of_pixels(world: World, seed: int) -> None:
-    regions, masks = world.regions, world.masks
+    regions, dense = world.regions, world.masks
     height, width = world.ids.shape
     rng = np.random.default_rng(seed)
     points = [(rng.uniform(0, width), rng.uniform(0, height)) for _ in range(3)]
@@ -115,16 +138,16 @@ def test_scores_are_those_of_pixels(world: World, seed: int) -> None:
     responses /= responses.sum(dim=(1, 2), keepdim=True)
     seeds = seeds_at(points, [1, 1, 2], [0.0, 1.0, 2.0], None, responses, (height, width))
     found = objectness_scores(regions, seeds)
-    contour = contour_mass(regions, responses)
+    contour = [contour_mass(regions, response) for response in responses]
     for n, (x, y) in enumerate(points):
-        inside = masks[:, int(y), int(x)]
+        inside = dense[:, int(y), int(x)]
         if inside.any():
             assert int(found[n].argmax()) == int(np.where(inside, regions.scores, -9).argmax())
         else:
-            mass = [float(responses[n][torch.from_numpy(mask)].sum()) for mask in masks]
+            mass = [float(responses[n][torch.from_numpy(mask)].sum()) for mask in dense]
             assert mass[int(found[n].argmax())] == pytest.approx(max(mass), abs=1e-5)
-        for p, mask in enumerate(masks):
-            assert float(contour[n, p]) == pytest.approx(
+        for p, mask in enumerate(dense):
+            assert float(contour[n][p]) == pytest.approx(
                 contour_by_loops(mask, responses[n].numpy()), abs=1e-4
             )
 

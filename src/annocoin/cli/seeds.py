@@ -40,11 +40,11 @@ def make_command(
     out: Annotated[Path, typer.Option(help="Folder for the seeds, one file an image.")],
     supervision: SupervisionOption = "image",
     classifier: Annotated[
-        Path | None, typer.Option(help="Use this one (OUT/classifier.safetensors of another run).")
+        Path | None, typer.Option(help="No training: OUT/classifier.safetensors of another run.")
     ] = None,
     backbone: Annotated[
-        str, typer.Option(help="Of the classifier: resnet50, resnet101, mobilenet_v2, tiny, ...")
-    ] = "resnet50",
+        str | None, typer.Option(help="resnet50 (default), resnet101, mobilenet_v2, tiny, ...")
+    ] = None,
     backbone_weights: Annotated[
         str | None, typer.Option(help="A file, or none. Default: torchvision's ImageNet weights.")
     ] = None,
@@ -63,7 +63,7 @@ def make_command(
         str | None, typer.Option(help="Measure the classifier on this list after each epoch.")
     ] = None,
     seed_size: Annotated[
-        int | None, typer.Option(help="Pixels of the longer side, looking for seeds.")
+        int | None, typer.Option(help="The same, looking for seeds; default 1.4 times as many.")
     ] = None,
     threshold: Annotated[
         float, typer.Option(help="The least a peak counts, as a share of the class's best.")
@@ -98,13 +98,15 @@ def make_command(
         "seed": seed,
     }
     said = {name: value for name, value in changes.items() if value is not None}
+    if classifier is not None and (said or backbone or validation_split):
+        raise InputError("--classifier is used as it is; leave out the options of training")
     made_regions = RegionFolder(regions)
     seeds = make_seeds(
         weak,
         made_regions,
         out,
         SeedOptions(size=seed_size, threshold=threshold, rule=cast(RuleName, rule)),
-        classifier=classifier if classifier is not None else options_for(backbone, **said),
+        classifier=classifier or options_for(backbone or "resnet50", **said),
         validation=validation,
         jobs=jobs,
         device=device,
@@ -116,10 +118,17 @@ def make_command(
         raise InputError(f"{dataset}: no usable image; {problems.skipped[0]}")
     print(f"{out}: seeds of {len(made)} images")
     for way in WAYS:
-        labels = first_labels(weak, made_regions, seeds, way, jobs=jobs, problems=problems)
+        labels = first_labels(
+            weak,
+            made_regions,
+            seeds,
+            way,
+            jobs=jobs,
+            problems=problems if way == WAYS[0] else Problems(skip_bad),  # reported once
+        )
         file = out / f"labels-{way}.json"
         write_predictions(file, labels, weak.category_ids)
-        print(f"{file}: {sum(map(len, labels.values()))} regions, one for each seed, by {way}")
+        print(f"{file}: {sum(map(len, labels.values()))} first labels, by {way}")
     report(problems)
 
 

@@ -27,8 +27,13 @@ PASSING_FUNCTIONS = (
     *(*ADDITIONS, operator.sub, operator.mul, operator.truediv),
     *(F.relu, F.relu6, torch.relu, F.dropout),
 )
-PASSING_MODULES = (nn.BatchNorm2d, nn.ReLU, nn.ReLU6, nn.Identity, nn.Dropout)
+PASSING_MODULES = (
+    *(nn.BatchNorm2d, nn.Identity, nn.Dropout),
+    *(nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.GELU),
+)
 """Rectifiers, normalisations, and arithmetic of a map with constants."""
+
+PRODUCTS = (operator.mul, operator.imul, torch.mul)
 
 
 AT_ONCE = 32 << 20
@@ -42,7 +47,8 @@ class PeakBackPropagation:
         net: from images [1, 3, H, W] to class maps [1, C, h, w], in evaluation mode.
         rule: how mass goes back. "conserving": a convolution splits it by its inputs' positive
             contributions, with signs as after the batch normalisation that follows; an addition by
-            the positive parts of its terms; normalisations and rectifiers pass it on. "published":
+            the positive parts of its terms; normalisations and rectifiers pass it on, and so does
+            a product with a smaller map, a gate, to the larger one. "published":
             the rule of the published PRM code, which has the first, for the convolution's own
             weights, and leaves all else to derivatives; the mass then changes on the way.
 
@@ -149,6 +155,8 @@ class _Run(fx.Interpreter):
             if node not in masses:  # a branch that ends nowhere
                 continue
             for source, part in zip(sources, rule(masses.pop(node)), strict=True):
+                if part is None:
+                    continue
                 masses[source] = masses[source] + part if source in masses else part
         (arrived,) = masses.values()
         return arrived.whole()
@@ -162,6 +170,8 @@ class _Run(fx.Interpreter):
         if self.conserving and n.op == "call_function" and n.target in ADDITIONS and len(maps) == 2:
             rule = contributions.addition(*maps)
             return super().run_node(n), rule
+        if self.conserving and n.op == "call_function" and n.target in PRODUCTS and len(maps) == 2:
+            return super().run_node(n), contributions.gated(*maps)
         if self.conserving and len(maps) == 1 and self._passes(n):
             return super().run_node(n), contributions.passed_on
         if n.op == "call_module":

@@ -49,7 +49,7 @@ def choose_seeds(
             found.append(((mark.label - 1, row, column), point, number))
     return Choice(
         peaks=torch.tensor([peak for peak, _, _ in found], dtype=torch.int64).view(-1, 3),
-        points=torch.tensor([point for _, point, _ in found]).view(-1, 2),
+        points=torch.tensor([point for _, point, _ in found], dtype=torch.float32).view(-1, 2),
         marks=torch.tensor([number for _, _, number in found], dtype=torch.int64),
     )
 

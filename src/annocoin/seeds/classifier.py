@@ -18,6 +18,9 @@ from annocoin.seeds.backbones import SCRATCH, build_trunk
 Image = npt.NDArray[np.uint8]
 
 
+SHORTEST = 32
+
+
 @dataclass(frozen=True)
 class Architecture:
     """What a classifier is made of, apart from its weights.
@@ -62,9 +65,9 @@ class Classifier(nn.Module):
         self.trunk = build_trunk(
             architecture.backbone, weights, stride_in_1x1=architecture.stride_in_1x1
         )
-        with torch.inference_mode():
-            width = self.trunk.eval()(torch.zeros(1, 3, 64, 64)).shape[1]
-        self.head = nn.Conv2d(width, len(architecture.classes), 1)
+        self.head = nn.Conv2d(
+            _width(self.trunk, architecture.backbone), len(architecture.classes), 1
+        )
         nn.init.normal_(self.head.weight, std=0.01)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -77,13 +80,31 @@ class Classifier(nn.Module):
         return maps.amax(dim=(-2, -1))
 
 
+def _width(trunk: nn.Module, name: str) -> int:
+    """The channels of a trunk's maps, by trying it."""
+    with torch.inference_mode():
+        out = trunk.eval()(torch.zeros(1, 3, 64, 128))
+    if (
+        out.ndim != 4
+        or out.shape[3] != 2 * out.shape[2]
+        or any(isinstance(module, nn.Linear) for module in trunk.modules())
+    ):
+        raise InputError(
+            f"backbone {name}: not made of convolutions alone; take a ResNet, VGG or MobileNet"
+        )
+    return int(out.shape[1])
+
+
 def look_at(image: Image, size: int) -> Tensor:
-    """An image, uint8 [H, W, 3], as a classifier sees it: [3, h, w] in 0..1, `size` at most."""
+    """An image, uint8 [H, W, 3], as a classifier sees it: [3, h, w] in 0..1, `size` at most.
+
+    Its shorter side has at least `SHORTEST` pixels, for backbones give nothing for fewer.
+    """
     height, width = image.shape[:2]
     fit = size / max(height, width)
     resized = cv2.resize(
         image,
-        (max(1, round(width * fit)), max(1, round(height * fit))),
+        (max(SHORTEST, round(width * fit)), max(SHORTEST, round(height * fit))),
         interpolation=cv2.INTER_AREA if fit < 1 else cv2.INTER_LINEAR,
     )
     return torch.from_numpy(np.ascontiguousarray(resized.transpose(2, 0, 1))).float() / 255

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from annocoin.errors import InputError, brief
 from annocoin.seeds.classifier import Architecture, Classifier
 
 KEY = "annocoin classifier"
+MADE = "made"
 
 
-def write_classifier(path: str | Path, net: Classifier) -> None:
-    """Write a classifier as .safetensors, whole or not at all."""
+def write_classifier(
+    path: str | Path, net: Classifier, made: Mapping[str, Any] | None = None
+) -> None:
+    """Write a classifier as .safetensors, whole or not at all; `made` says how it was trained."""
     state = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
-    content = save(state, {KEY: json.dumps(asdict(net.architecture))})
-    atomic.write_bytes(Path(path), content)
+    said = {KEY: json.dumps(asdict(net.architecture)), MADE: json.dumps(dict(made or {}))}
+    atomic.write_bytes(Path(path), save(state, said))
 
 
 def read_classifier(path: str | Path) -> Classifier:
@@ -45,6 +49,21 @@ def read_classifier(path: str | Path) -> Classifier:
     return net.eval()
 
 
+def check_made(path: Path, now: Mapping[str, Any]) -> None:
+    """Raise unless what the file holds was trained in this way."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            made = json.loads((file.metadata() or {})[MADE])
+    except Exception as error:  # as above
+        raise InputError(f"{path}: damaged ({brief(str(error))}); delete it") from None
+    for name, value in now.items():
+        if made.get(name) != value:
+            raise InputError(
+                f"{path}: of a training with {name} {made.get(name)}, now it is {value}; "
+                "give the same options or another --out, or delete it"
+            )
+
+
 @dataclass
 class Checkpoint:
     """A training that can be interrupted: what changes, and what must not have changed."""
@@ -60,7 +79,7 @@ def write_checkpoint(path: str | Path, state: Checkpoint, epochs: int) -> None:
     for number, moments in state.optimizer.state_dict()["state"].items():
         tensors.update({f"optimizer.{number}.{name}": v for name, v in moments.items()})
     kept = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    said = {"made": json.dumps(state.made, sort_keys=True), "epochs": str(epochs)}
+    said = {MADE: json.dumps(state.made), "epochs": str(epochs)}
     atomic.write_bytes(Path(path), save(kept, said))
 
 
@@ -69,19 +88,10 @@ def read_checkpoint(path: str | Path, state: Checkpoint) -> int:
     path = Path(path)
     if not path.exists():
         return 0
-    try:
-        with safe_open(path, framework="pt") as file:
-            said = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        made, epochs = json.loads(said["made"]), int(said["epochs"])
-    except Exception as error:  # as above
-        raise InputError(f"{path}: a damaged checkpoint ({brief(str(error))}); delete it") from None
-    for name, value in state.made.items():
-        if made.get(name) != value:
-            raise InputError(
-                f"{path}: of a training with {name} {made.get(name)}, now it is {value}; "
-                "delete it, or give the same options"
-            )
+    check_made(path, state.made)
+    with safe_open(path, framework="pt") as file:
+        epochs = int((file.metadata() or {})["epochs"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimizer."):

@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from annocoin.data.dataset import WeakDataset
-from annocoin.errors import InputError, check_choice, check_positive
+from annocoin.errors import InputError, Problems, check_choice, check_positive, one_line
 from annocoin.parallel import cores
 from annocoin.progress import track
 from annocoin.seeds.augmentation import augmented
@@ -73,6 +74,10 @@ class ClassifierOptions:
     def __post_init__(self) -> None:
         check_positive("epochs", self.epochs)
         check_positive("batch", self.batch)
+        if self.seed < 0 or self.frozen < 0:
+            raise InputError(f"seed {self.seed}, frozen {self.frozen}; expected 0 or more")
+        if min(self.head_rate, self.trunk_rate) <= 0:
+            raise InputError("learning rates are above 0")
         check_choice("precision", self.precision, get_args(Precision))
         if not 0 <= self.stimulated <= 1:
             raise InputError(f"stimulated {self.stimulated}; expected 0 to 1")
@@ -86,7 +91,9 @@ def options_for(backbone: str, **changes: Any) -> ClassifierOptions:
     fitting: dict[str, Any] = {"backbone": backbone}
     if backbone == TINY:
         fitting |= {"size": 256, "epochs": 6, "head_rate": 3e-3, "trunk_rate": 3e-3}
-        fitting |= {"frozen": TINY_LAYERS, "stimulated": 1.0, "sharpness": 1.0}
+        fitting |= {"stimulated": 1.0, "sharpness": 1.0}
+        if changes.get("backbone_weights") != SCRATCH:
+            fitting["frozen"] = TINY_LAYERS
     return ClassifierOptions(**{**fitting, **changes})
 
 
@@ -97,6 +104,7 @@ def train_classifier(
     checkpoint: str | Path | None = None,
     validation: WeakDataset | None = None,
     device: str | torch.device = "cpu",
+    problems: Problems | None = None,
     log: Log | None = None,
 ) -> Classifier:
     """Learn to tell which classes an image has.
@@ -106,24 +114,23 @@ def train_classifier(
         checkpoint: a file that keeps the state after each epoch. Where it is there already, the
             training goes on from it, and ends as if it had never been interrupted.
         validation: images whose tag mAP is measured after each epoch.
+        problems: `Problems(skip=True)` leaves bad images out instead of stopping.
         log: called after each epoch with its figures; again, if it was interrupted just then.
     """
     options = options or ClassifierOptions()
-    device = torch.device(device)
-    made = {**asdict(options), "images": fingerprint(dataset)}
-    # The new layer's first weights are drawn from the seed, whatever was drawn before.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(options.seed)
+    device, problems = torch.device(device), problems or Problems()
+    made = how_trained(options, dataset)
+    with _random(options.seed, 0, device):
         net = Classifier(options.architecture(dataset.classes), options.backbone_weights)
     net = net.to(device).to(memory_format=torch.channels_last)
     optimizer = _optimizer(net, options)
     state = Checkpoint(net, optimizer, made)
     done = 0 if checkpoint is None else read_checkpoint(checkpoint, state)
     for epoch in range(done, options.epochs):
-        figures = _epoch(net, optimizer, dataset, options, epoch, device)
+        with _random(options.seed, epoch + 1, device):
+            figures = _epoch(net, optimizer, dataset, options, epoch, problems)
         if validation is not None:
-            scores = predict_tags(net, validation, device=device)
-            figures["validation_tag_map"] = tag_map(scores, validation)
+            figures["validation_tag_map"] = tag_map(predict_tags(net, validation), validation)
         if log is not None:
             log(figures)
         if checkpoint is not None:
@@ -132,16 +139,15 @@ def train_classifier(
 
 
 @torch.inference_mode()
-def predict_tags(
-    net: Classifier, dataset: WeakDataset, *, device: str | torch.device = "cpu"
-) -> Tensor:
+def predict_tags(net: Classifier, dataset: WeakDataset) -> Tensor:
     """The class scores, logits [N, C], of every image."""
     net.eval()
+    device = net.mean.device
     rows = []
     for image in track(dataset.images, "tags"):
         pixels = look_at(image.pixels(), net.architecture.size)[None].to(device)
         rows.append(net.scores(net(pixels.contiguous(memory_format=torch.channels_last)))[0].cpu())
-    return torch.stack(rows)
+    return torch.stack(rows) if rows else torch.zeros(0, len(dataset.classes))
 
 
 def tag_map(scores: Tensor, dataset: WeakDataset) -> float:
@@ -157,6 +163,11 @@ def tag_matrix(dataset: WeakDataset) -> Tensor:
     return tags
 
 
+def how_trained(options: ClassifierOptions, dataset: WeakDataset) -> dict[str, Any]:
+    """All that the classifier depends on, for the files that keep it."""
+    return {**asdict(options), "images": fingerprint(dataset)}
+
+
 def fingerprint(dataset: WeakDataset) -> str:
     """A short name of the images and their tags: another one, another classifier."""
     said = [[image.image_id, image.annotation.distinct_labels] for image in dataset]
@@ -164,7 +175,11 @@ def fingerprint(dataset: WeakDataset) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-class _Examples(Dataset[tuple[int, Tensor]]):
+Example = tuple[int, Tensor | str]
+"""The place of an image and its pixels, or what is wrong with it."""
+
+
+class _Examples(Dataset[Example]):
     """Augmented images of one epoch; what happens to each depends on seed, epoch and place only."""
 
     def __init__(self, dataset: WeakDataset, size: int, seed: int, epoch: int) -> None:
@@ -173,9 +188,12 @@ class _Examples(Dataset[tuple[int, Tensor]]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+    def __getitem__(self, index: int) -> Example:
         rng = np.random.default_rng([self.seed, self.epoch, index])
-        return index, augmented(self.dataset[index].pixels(), self.size, rng)
+        try:
+            return index, augmented(self.dataset[index].pixels(), self.size, rng)
+        except (InputError, OSError) as error:
+            return index, one_line(error)
 
 
 def _epoch(
@@ -184,15 +202,17 @@ def _epoch(
     dataset: WeakDataset,
     options: ClassifierOptions,
     epoch: int,
-    device: torch.device,
+    problems: Problems,
 ) -> dict[str, Any]:
     """One pass over the images; gives its figures."""
     started = time.monotonic()
+    device = net.mean.device
     order = np.random.default_rng([options.seed, epoch]).permutation(len(dataset))
     loader = DataLoader(
         _Examples(dataset, options.size, options.seed, epoch),
         options.batch,
         sampler=order.tolist(),
+        collate_fn=list,
         num_workers=0 if device.type == "cpu" else min(8, cores()),
     )
     steps = len(loader)
@@ -201,9 +221,12 @@ def _epoch(
     total = 0.0
     _set_training(net, options)
     doing = f"classifier, epoch {epoch + 1} of {options.epochs}"
-    for step, (places, images) in enumerate(track(loader, doing)):
-        progress = (epoch * steps + step) / (steps * options.epochs)
+    for step, batch in enumerate(track(loader, doing)):
+        progress = (epoch * steps + step + 0.5) / (steps * options.epochs)
         _set_rates(optimizer, progress)
+        places, images = _whole(batch, problems)
+        if not len(places):
+            continue
         pixels = images.to(device).contiguous(memory_format=torch.channels_last)
         with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16"):
             maps = net(pixels)
@@ -226,6 +249,28 @@ def _epoch(
         "training_tag_map": tag_map(scores, dataset),
         "seconds": time.monotonic() - started,
     }
+
+
+@contextmanager
+def _random(seed: int, part: int, device: torch.device) -> Iterator[None]:
+    """What torch draws in the block depends on these numbers only, and changes nothing outside.
+
+    The new layer's first weights are drawn, and some backbones drop layers at random.
+    """
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed * 1_000_003 + part)
+        yield
+
+
+def _whole(batch: list[Example], problems: Problems) -> tuple[Tensor, Tensor]:
+    """Places [B] and images [B, 3, s, s] of those that could be read."""
+    for _, reason in batch:
+        if isinstance(reason, str) and reason not in problems.skipped:
+            with problems.caught():
+                raise InputError(reason)
+    pairs = [(place, image) for place, image in batch if isinstance(image, Tensor)]
+    places = torch.tensor([place for place, _ in pairs], dtype=torch.int64)
+    return places, torch.stack([image for _, image in pairs]) if pairs else torch.zeros(0)
 
 
 def _pooled(maps: Tensor, progress: float, options: ClassifierOptions) -> Tensor:

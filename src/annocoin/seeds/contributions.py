@@ -44,7 +44,7 @@ class Mass:
         return Mass(torch.addcmul(self.whole(), other.values, other.factor))
 
 
-Rule = Callable[[Mass], tuple[Mass, ...]]
+Rule = Callable[[Mass], tuple[Mass | None, ...]]
 
 
 class PositiveConvolution:
@@ -101,6 +101,13 @@ def addition(first: Tensor, second: Tensor) -> Rule:
     share = torch.where(total > SMALLEST, positive / total.clamp(min=SMALLEST), 0.5)
     rest = 1 - share
     return lambda mass: (mass.times(share), mass.times(rest))
+
+
+def gated(first: Tensor, second: Tensor) -> Rule:
+    """The larger of two maps that are multiplied has all the mass; the other opened the gate."""
+    if second.numel() > first.numel():
+        return lambda mass: (None, mass)
+    return lambda mass: (mass, None)
 
 
 def passed_on(mass: Mass) -> tuple[Mass]:

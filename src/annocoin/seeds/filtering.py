@@ -20,13 +20,13 @@ def seed_pixels(seeds: Seeds, strong: float = STRONG) -> Tensor:
     """The pixels of each seed, bool [N, H, W]: its peak, and where its response is strong."""
     if not 0 < strong <= 1:
         raise InputError(f"strong {strong}; expected above 0 and at most 1")
-    responses = seeds.responses_in_image()
-    greatest = responses.amax(dim=(1, 2), keepdim=True) if len(seeds) else responses
-    pixels = responses >= strong * greatest
     height, width = seeds.size
-    columns = seeds.points[:, 0].long().clamp(max=width - 1)
-    rows = seeds.points[:, 1].long().clamp(max=height - 1)
-    pixels[torch.arange(len(seeds)), rows, columns] = True
+    pixels = torch.zeros(len(seeds), height, width, dtype=torch.bool)
+    for own, seed in zip(pixels, seeds, strict=True):
+        response = seed.responses_in_image()[0]
+        own[:] = response >= strong * response.max()
+        x, y = seed.points[0].long().tolist()
+        own[min(y, height - 1), min(x, width - 1)] = True
     return pixels
 
 
@@ -41,13 +41,13 @@ def touched(regions: RegionSet, seeds: Seeds, strong: float = STRONG) -> Tensor:
 def fitting_boxes(regions: RegionSet, annotation: Annotation, least: float = BOX_OVERLAP) -> Tensor:
     """Regions whose tight box has at least this IoU with a box of the annotation: bool [P].
 
-    Every box keeps at least the region that fits it best.
+    Every box keeps at least the region that fits it best, if any overlaps it.
     """
     boxes = annotation.only("box").boxes
     if len(boxes) == 0 or len(regions) == 0:
         return torch.zeros(len(regions), dtype=torch.bool)
     fit = regions.box_iou(boxes)
-    return ((fit >= least) | (fit == fit.amax(dim=0))).any(dim=1)
+    return ((fit >= least) | ((fit == fit.amax(dim=0)) & (fit > 0))).any(dim=1)
 
 
 def worth_keeping(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,16 @@ from annocoin.devices import open_device
 from annocoin.errors import InputError, Problems, brief, check_positive, one_line
 from annocoin.parallel import BadItem, cores, work_through
 from annocoin.regions import RegionFolder, read_regions
-from annocoin.seeds.classifier_file import read_classifier, write_classifier
-from annocoin.seeds.classifier_training import ClassifierOptions, Log, fingerprint, train_classifier
+from annocoin.seeds.classifier_file import check_made, read_classifier, write_classifier
+from annocoin.seeds.classifier_training import (
+    ClassifierOptions,
+    Log,
+    how_trained,
+    train_classifier,
+)
 from annocoin.seeds.collection import SeedFolder
 from annocoin.seeds.retrieval import By, retrieve
-from annocoin.seeds.seeder import Seeder, SeedOptions
+from annocoin.seeds.seeder import CLOSER, Seeder, SeedOptions
 from annocoin.seeds.storage import is_current, read_seeds, write_seeds
 from annocoin.types import Instances
 
@@ -60,17 +64,24 @@ def make_seeds(
     jobs = (cores() if device == "cpu" else 1) if jobs is None else jobs
     check_positive("jobs", jobs)
     open_device(device)
-    classifier = classifier or ClassifierOptions()
     usable = _with_regions(dataset, regions, problems)
+    classifier = classifier or ClassifierOptions()
+    if not isinstance(classifier, ClassifierOptions):
+        _check_classes(classifier, usable.classes)
+    options = replace(options, size=options.size or _closer(classifier))
     made = {
         **asdict(options),
         "supervision": dataset.supervision,
-        "classifier": _state(classifier, dataset),
+        **{f"classifier {name}": v for name, v in _how_made(classifier, usable).items()},
     }
     names = [(image.image_id, _name(regions, image.image_id)) for image in usable]
     with SeedFolder.writing(out, made, names) as files:
-        file = _classifier(dataset, classifier, out, validation, device, log)
-        todo = [(image, files[i]) for image in usable if not is_current(files[i := image.image_id])]
+        if isinstance(classifier, ClassifierOptions):
+            file = _trained(usable, classifier, out, validation, device, problems, log)
+        else:
+            file = Path(classifier)
+        tasks = [(image, files[image.image_id]) for image in usable]
+        todo = [(image, path) for image, path in tasks if not is_current(path, image.annotation)]
         start = partial(_Maker, file, options, device)
         work_through(todo, start, "seeds", jobs=jobs, problems=problems)
     return SeedFolder(out)
@@ -87,7 +98,7 @@ def first_labels(
 ) -> dict[ImageId, Instances]:
     """The first pseudo labels of the images that have seeds: regions retrieved for their peaks."""
     images = [image for image in dataset if image.image_id in seeds and image.image_id in regions]
-    tasks = [(image, regions.files[i], seeds.files[i]) for image in images if (i := image.image_id)]
+    tasks = [(i, regions.files[i.image_id], seeds.files[i.image_id]) for i in images]
     found = work_through(
         tasks,
         partial(_Retriever, by),
@@ -109,7 +120,7 @@ class _Maker:
             seeds = self.seed(image.pixels(), image.annotation)
         except (InputError, OSError) as error:
             return BadItem(one_line(error))
-        write_seeds(path, seeds)
+        write_seeds(path, seeds, image.annotation)
         return None
 
 
@@ -122,15 +133,14 @@ class _Retriever:
     ) -> tuple[ImageId, Instances] | BadItem:
         try:
             regions, seeds = read_regions(regions_file), read_seeds(seeds_file)
+            retrieved = retrieve(regions, seeds, image.annotation, self.by)
         except (InputError, OSError) as error:
             return BadItem(one_line(error))
-        retrieved = retrieve(regions, seeds, image.annotation, self.by)
         return image.image_id, retrieved.instances(regions, seeds)
 
 
-def _with_regions(
-    dataset: WeakDataset, regions: RegionFolder, problems: Problems
-) -> Sequence[WeakImage]:
+def _with_regions(dataset: WeakDataset, regions: RegionFolder, problems: Problems) -> WeakDataset:
+    """The images that have regions; at least one."""
     usable = []
     for image in dataset:
         with problems.caught():
@@ -140,50 +150,50 @@ def _with_regions(
                     "run `annocoin regions` on the same dataset and split"
                 )
             usable.append(image)
-    return usable
+    if not usable:
+        reason = problems.skipped[0] if problems.skipped else "the dataset is empty"
+        raise InputError(f"no usable image; {reason}")
+    return replace(dataset, images=tuple(usable))
 
 
 def _name(regions: RegionFolder, image_id: ImageId) -> str:
     return regions.files[image_id].relative_to(regions.path).as_posix()
 
 
-def _classifier(
+def _trained(
     dataset: WeakDataset,
-    classifier: ClassifierOptions | str | Path,
+    options: ClassifierOptions,
     out: Path,
     validation: WeakDataset | None,
     device: str,
+    problems: Problems,
     log: Log | None,
 ) -> Path:
-    """The classifier's file: the given one, or one that is trained if it is not there yet."""
-    if not isinstance(classifier, ClassifierOptions):
-        net = read_classifier(classifier)
-        if net.architecture.classes != dataset.classes:
-            raise InputError(
-                f"{classifier}: a classifier of {brief(net.architecture.classes)}; "
-                f"the dataset has {brief(dataset.classes)}"
-            )
-        return Path(classifier)
-    file = out / CLASSIFIER
-    if not file.is_file():
-        figures = _lines(out / LOG)
+    """The file of a classifier trained in this way; what is there already is used."""
+    file, how = out / CLASSIFIER, how_trained(options, dataset)
+    if file.is_file():
+        check_made(file, how)
+        _check_classes(file, dataset.classes)
+        return file
+    figures = _lines(out / LOG)
 
-        def note(of_epoch: dict[str, Any]) -> None:
-            figures[of_epoch["epoch"] - 1 :] = [of_epoch]
-            lines = "".join(json.dumps(line) + "\n" for line in figures)
-            atomic.write_bytes(out / LOG, lines.encode())
-            if log is not None:
-                log(of_epoch)
+    def note(of_epoch: dict[str, Any]) -> None:
+        figures[of_epoch["epoch"] - 1 :] = [of_epoch]
+        lines = "".join(json.dumps(line) + "\n" for line in figures)
+        atomic.write_bytes(out / LOG, lines.encode())
+        if log is not None:
+            log(of_epoch)
 
-        net = train_classifier(
-            dataset,
-            classifier,
-            checkpoint=out / CHECKPOINT,
-            validation=validation,
-            device=device,
-            log=note,
-        )
-        write_classifier(file, net)
+    net = train_classifier(
+        dataset,
+        options,
+        checkpoint=out / CHECKPOINT,
+        validation=validation,
+        device=device,
+        problems=problems,
+        log=note,
+    )
+    write_classifier(file, net, how)
     (out / CHECKPOINT).unlink(missing_ok=True)
     return file
 
@@ -195,11 +205,23 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _state(classifier: ClassifierOptions | str | Path, dataset: WeakDataset) -> dict[str, Any]:
+def _check_classes(classifier: str | Path, classes: tuple[str, ...]) -> None:
+    found = read_classifier(classifier).architecture.classes
+    if found != classes:
+        raise InputError(
+            f"{classifier}: a classifier of {brief(found)}; the dataset has {brief(classes)}"
+        )
+
+
+def _closer(classifier: ClassifierOptions | str | Path) -> int:
+    """The size at which images are looked at for seeds."""
+    if isinstance(classifier, ClassifierOptions):
+        return round(CLOSER * classifier.size)
+    return round(CLOSER * read_classifier(classifier).architecture.size)
+
+
+def _how_made(classifier: ClassifierOptions | str | Path, dataset: WeakDataset) -> dict[str, Any]:
     """What the classifier is, for the folder's index: how it is trained, or which file it is."""
     if isinstance(classifier, ClassifierOptions):
-        return {**asdict(classifier), "images": fingerprint(dataset)}
-    path = Path(classifier)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file of a classifier")
-    return {"file": hashlib.sha256(path.read_bytes()).hexdigest()[:12]}
+        return how_trained(classifier, dataset)
+    return {"file": hashlib.sha256(Path(classifier).read_bytes()).hexdigest()[:12]}

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annocoin.errors import check_choice
+from annocoin import masks
+from annocoin.errors import InputError, check_choice
 from annocoin.regions import RegionSet
 from annocoin.regions.algebra import outlines
 from annocoin.regions.elements import Elements
@@ -68,25 +69,38 @@ def retrieve(
     box_overlap: float = 0.5,
     overlap: float = 0.3,
 ) -> Retrieved:
-    """The best region of every seed, without those that overlap a better seed's of the same class.
+    """The best region of every seed, without those of a tag that overlap a better one of its class.
+
+    A seed chooses among the regions that its mark admits: for a point those that contain it, for a
+    mask the one nearest to it, for a box those whose tight box has an IoU of `box_overlap` with it.
+    If a mark admits none, it is the one that comes nearest.
 
     Args:
         by: "objectness", the most object-like region that contains the peak (as WISE does);
             "response", the region that fits the peak response map best (as PRM does); or
             "combined", an object-like region that contains the peak, much of its response, and
             little where the class is unlikely.
-        box_overlap: for a seed in a box, the region's tight box has at least this IoU with it;
-            if none has, the one with the greatest is taken.
-        overlap: of two regions of one class with a greater IoU, that of the lower seed is dropped,
-            unless it is all that its mark has.
+        overlap: a tag's region with a greater IoU than this with another of its class is dropped,
+            unless its class would be left with none.
     """
-    check_choice("by", by, get_args(By))
+    check_choice("by", by, WAYS)
+    if regions.size != annotation.size or seeds.size != annotation.size:
+        raise InputError(
+            f"regions of an image {regions.size}, seeds of {seeds.size}, an annotation of "
+            f"{annotation.size}; expected one image"
+        )
+    if len(seeds) and int(seeds.marks.max()) >= len(annotation):
+        raise InputError(
+            f"seeds for {int(seeds.marks.max()) + 1} marks, the annotation has {len(annotation)}; "
+            "run `annocoin seeds` again"
+        )
     if len(seeds) == 0 or len(regions) == 0:
         empty = torch.zeros(0, dtype=torch.int64)
         return Retrieved(empty, empty, torch.zeros(0))
-    scores = _within_boxes(SCORES[by](regions, seeds), regions, seeds, annotation, box_overlap)
+    scores = _admitted(SCORES[by](regions, seeds), regions, seeds, annotation, box_overlap)
     best, chosen = scores.max(dim=1)
-    kept = _suppressed(regions, seeds, chosen, overlap)
+    is_tag = torch.tensor([annotation[mark].kind == "tag" for mark in seeds.marks.tolist()])
+    kept = _suppressed(regions, seeds, chosen, is_tag, overlap)
     return Retrieved(chosen[kept], kept, best[kept])
 
 
@@ -96,9 +110,8 @@ def objectness_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
     Where no region contains a peak, those that hold most of its response are next.
     """
     contains = regions.contains(seeds.points).T
-    mass = regions.pool(seeds.responses_in_image(), over="sum").T
     lowest = regions.scores.min() - 2
-    return torch.where(contains, regions.scores, lowest + mass)
+    return torch.where(contains, regions.scores, lowest + _response_inside(regions, seeds))
 
 
 def combined_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
@@ -106,9 +119,9 @@ def combined_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
 
     The second wants large regions, the third pure ones.
     """
-    inside = regions.pool(seeds.responses_in_image(), over="sum").T
-    likely = regions.pool(seeds.maps_in_image().sigmoid(), over="region").T
-    return objectness_scores(regions, seeds) + EVIDENCE * (inside + likely)
+    likely = [regions.pool(seed.maps_in_image().sigmoid(), over="region")[:, 0] for seed in seeds]
+    evidence = _response_inside(regions, seeds) + torch.stack(likely)
+    return objectness_scores(regions, seeds) + EVIDENCE * evidence
 
 
 def response_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
@@ -117,26 +130,14 @@ def response_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
     The mass of the response in the region, that on its contour, and a small price for every pixel
     where the class map is low.
     """
-    responses = seeds.responses_in_image()
-    maps = seeds.maps_in_image().clamp(min=0)
-    low = (maps < LOW * maps.mean(dim=(1, 2), keepdim=True)).float()
-    inside = regions.pool(responses, over="sum").T
-    outside = regions.pool(low, over="sum").T
-    return INSIDE * inside + contour_mass(regions, responses) - PENALTY * outside
-
-
-def contour_mass(regions: RegionSet, values: Tensor) -> Tensor:
-    """The values [N, H, W] along each region's outline, in a band of 5 pixels: [N, P].
-
-    The band is laid along the borders of superpixels: a border's mass is that of a 5 x 5 window's
-    mean, times its width, at each pixel side of it.
-    """
-    elements = Elements.of(regions.superpixels.numpy())
-    on_element = np.stack(
-        [elements.means(CONTOUR * cv2.blur(value, (CONTOUR, CONTOUR))) for value in values.numpy()]
-    )
-    on_outline = outlines(regions.membership, regions.elements)
-    return torch.from_numpy(on_element).float() @ on_outline.float()
+    prices, contours = [], []
+    for seed in seeds:
+        values = seed.maps_in_image().clamp(min=0)
+        low = (values < LOW * values.mean()).float()
+        prices.append(PENALTY * regions.pool(low, over="sum")[:, 0])
+        contours.append(contour_mass(regions, seed.responses_in_image()[0]))
+    inside = _response_inside(regions, seeds)
+    return INSIDE * inside + torch.stack(contours) - torch.stack(prices)
 
 
 SCORES: dict[By, Callable[[RegionSet, Seeds], Tensor]] = {
@@ -146,28 +147,60 @@ SCORES: dict[By, Callable[[RegionSet, Seeds], Tensor]] = {
 }
 
 
-def _within_boxes(
-    scores: Tensor, regions: RegionSet, seeds: Seeds, annotation: Annotation, least: float
+def contour_mass(regions: RegionSet, values: Tensor) -> Tensor:
+    """The values [H, W] along each region's outline, in a band of 5 pixels: [P].
+
+    The band is laid along the borders of superpixels: a border's mass is that of a 5 x 5 window's
+    mean, times its width, at each pixel side of it.
+    """
+    elements = Elements.of(regions.superpixels.numpy())
+    blurred = np.asarray(cv2.blur(values.numpy(), (CONTOUR, CONTOUR)), dtype=np.float32)
+    on_element = elements.means(CONTOUR * blurred)
+    on_outline = outlines(regions.membership, regions.elements)
+    return torch.from_numpy(on_element).float() @ on_outline.float()
+
+
+def _response_inside(regions: RegionSet, seeds: Seeds) -> Tensor:
+    """The share of each seed's response in each region, [N, P]; large maps, so one at a time."""
+    inside = [regions.pool(seed.responses_in_image(), over="sum")[:, 0] for seed in seeds]
+    return torch.stack(inside)
+
+
+def _admitted(
+    scores: Tensor, regions: RegionSet, seeds: Seeds, annotation: Annotation, box_overlap: float
 ) -> Tensor:
-    """Scores [N, P] in which the regions that fit a seed's box come before all others."""
-    boxes = annotation.boxes[seeds.marks]
-    has_box = ~boxes.isnan().any(dim=1)
-    if not has_box.any():
-        return scores
-    fit = regions.box_iou(boxes[has_box]).T
-    span = scores.max() - scores.min() + 1
-    scores = scores.clone()
-    scores[has_box] += span * torch.where(fit >= least, 1.0, fit)
-    return scores
+    """Scores [N, P], -inf for regions that a seed's mark does not admit.
+
+    Where it admits none, how near each region comes to it instead.
+    """
+    rows = []
+    for row, point, number in zip(scores, seeds.points, seeds.marks.tolist(), strict=True):
+        mark = annotation[number]
+        if mark.mask is not None:
+            mask = torch.from_numpy(masks.decode([mark.mask], annotation.size))
+            fit, least = regions.iou_with(mask)[:, 0], 1.0
+        elif mark.box is not None:
+            fit, least = regions.box_iou([mark.box])[:, 0], box_overlap
+        elif mark.point is not None and bool(regions.contains(point[None]).any()):
+            fit, least = regions.contains(point[None])[:, 0].float(), 1.0
+        else:
+            rows.append(row)
+            continue
+        fits = fit >= least
+        rows.append(torch.where(fits, row, -torch.inf) if fits.any() else fit)
+    return torch.stack(rows)
 
 
-def _suppressed(regions: RegionSet, seeds: Seeds, chosen: Tensor, overlap: float) -> Tensor:
-    """The seeds that are left, by falling score: int64 [M]."""
+def _suppressed(
+    regions: RegionSet, seeds: Seeds, chosen: Tensor, is_tag: Tensor, overlap: float
+) -> Tensor:
+    """The seeds that are left, int64 [M]: those with a place, then of tags, by falling score."""
     iou = regions[chosen].iou()
-    kept: list[int] = []
-    for i in seeds.scores.argsort(descending=True, stable=True).tolist():
-        same = [k for k in kept if seeds.labels[k] == seeds.labels[i]]
-        alone = not any(seeds.marks[k] == seeds.marks[i] for k in kept)
-        if alone or all(iou[i, k] <= overlap for k in same):
-            kept.append(i)
+    order = seeds.scores.argsort(descending=True, stable=True).tolist()
+    kept = [i for i in order if not is_tag[i]]
+    for i in order:
+        if is_tag[i]:
+            same = [k for k in kept if seeds.labels[k] == seeds.labels[i]]
+            if all(iou[i, k] <= overlap for k in same):
+                kept.append(i)
     return torch.tensor(kept, dtype=torch.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,6 +66,10 @@ class Seeds:
             responses=self.responses[positions],
             maps=self.maps[positions],
         )
+
+    def __iter__(self) -> Iterator[Seeds]:
+        """The seeds one by one."""
+        return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
         return f"Seeds({len(self)} in {self.size[0]}x{self.size[1]})"

@@ -25,8 +25,8 @@ class SeedOptions:
     """How seeds are found.
 
     Args:
-        size: the length of the image's longer side when it is looked at; default `CLOSER` times that
-            of the classifier's training.
+        size: the length of the image's longer side when it is looked at; default `CLOSER` times
+            that of the classifier's training.
         threshold: a peak counts if its probability is at least this share of that of the class's
             best peak in the image.
         rule: how peaks are traced back, see `PeakBackPropagation`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from annocoin.data import arrays
 from annocoin.data.arrays import Arrays, Fields
 from annocoin.seeds.seed_set import Seeds
+from annocoin.types import Annotation
 
 VERSION = 1
 FIELDS: Fields = {
@@ -25,9 +27,14 @@ FIELDS: Fields = {
 """What a file holds: responses as the square root of their share of the greatest, in 255 steps."""
 
 
-def write_seeds(path: str | Path, seeds: Seeds) -> None:
-    """Write seeds as .npz, whole or not at all. Some 10 kB a seed for a photograph."""
+def write_seeds(path: str | Path, seeds: Seeds, annotation: Annotation | None = None) -> None:
+    """Write seeds as .npz, whole or not at all. Some 10 kB a seed for a photograph.
+
+    Args:
+        annotation: what they were made for, so that `is_current` can tell whether it has changed.
+    """
     content: Arrays = {
+        "annotation": np.asarray(_digest(annotation)),
         "size": np.asarray(seeds.size, dtype=np.int64),
         "labels": seeds.labels.numpy(),
         "points": seeds.points.numpy(),
@@ -46,9 +53,17 @@ def read_seeds(path: str | Path) -> Seeds:
     )
 
 
-def is_current(path: Path) -> bool:
-    """Whether a file is there and of this version; its content is not looked at."""
-    return arrays.is_current(path, VERSION)
+def is_current(path: Path, annotation: Annotation) -> bool:
+    """Whether a file is there, of this version, and made for this annotation."""
+    if not arrays.is_current(path, VERSION):
+        return False
+    with np.load(path, allow_pickle=False) as file:
+        return "annotation" in file and str(file["annotation"]) == _digest(annotation)
+
+
+def _digest(annotation: Annotation | None) -> str:
+    """A short name of all that an annotation says."""
+    return hashlib.sha256(repr(annotation).encode()).hexdigest()[:16]
 
 
 def _in_steps(responses: Tensor) -> Tensor:
