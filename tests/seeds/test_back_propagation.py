@@ -174,6 +174,20 @@ def test_a_negative_normalisation_turns_the_signs() -> None:
     assert by_sign._run.back(torch.tensor([[[[1.0, 0.0]]]]))[0, :, 0, 0].tolist() == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "efficientnet_b0", "densenet121"])
+def test_gates_and_other_activations_pass_mass_on(name: str) -> None:
+    torch.manual_seed(0)
+    net = torchvision.models.get_model(name).features
+    net.train()
+    with torch.no_grad():
+        for _ in range(3):  # statistics of real activations
+            net(torch.rand(4, 3, 64, 64))
+    passed = PeakBackPropagation(net.eval())(torch.rand(3, 64, 64))
+    total = passed._mass(peaks_of(passed.maps, 4)).sum(dim=(1, 2))
+    assert (total < 1 + 1e-3).all()
+    assert (total > 0.05).all()
+
+
 def test_no_module_is_changed() -> None:
     net = Small()
     before = {name: value.clone() for name, value in net.state_dict().items()}

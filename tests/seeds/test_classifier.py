@@ -46,6 +46,10 @@ def test_unknown_backbones() -> None:
         build_trunk("vit_b_16", "none")
     with pytest.raises(InputError, match="brings its own, or none"):
         build_trunk("tiny", "some.pth")
+    with pytest.raises(InputError, match="not made of convolutions alone"):
+        Classifier(Architecture(("a",), "convnext_tiny"))
+    with pytest.raises(InputError, match="not made of convolutions alone"):
+        Classifier(Architecture(("a",), "swin_t"))
     with pytest.raises(InputError, match="at least one class"):
         Architecture((), "tiny")
     with pytest.raises(InputError, match="32 to 4096"):
@@ -215,6 +219,21 @@ def test_frozen_parts_and_given_statistics_stay(scenes: Path, tmp_path: Path) ->
         assert torch.equal(learnt[name], value) == (stays or "num_batches" in name), name
 
 
+def test_layers_dropped_at_random_are_a_matter_of_the_seed(scenes: Path, tmp_path: Path) -> None:
+    options = ClassifierOptions("efficientnet_b0", "none", size=64, epochs=1, batch=8)
+    weak = load_weak(scenes)[:2]
+    first = train_classifier(weak, options).state_dict()
+    torch.rand(3)
+    second = train_classifier(weak, options).state_dict()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_the_tiny_backbone_keeps_only_layers_that_came_with_weights() -> None:
+    assert options_for("tiny").frozen == 7
+    assert options_for("tiny", backbone_weights="none").frozen == 0
+    assert options_for("resnet50", epochs=3) == ClassifierOptions(epochs=3)
+
+
 def test_a_loss_that_is_no_number_stops(scenes: Path) -> None:
     options = ClassifierOptions(backbone="tiny", size=64, epochs=2, batch=4, head_rate=1e30)
     with pytest.raises(InputError, match=r"loss is (nan|inf) in epoch \d at images .*lower"):
@@ -222,7 +241,8 @@ def test_a_loss_that_is_no_number_stops(scenes: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epochs": 0}, {"batch": 0}, {"precision": "8"}, {"stimulated": 2.0}]
+    "wrong",
+    [{"epochs": 0}, {"batch": 0}, {"precision": "8"}, {"stimulated": 2.0}, {"seed": -1}],
 )
 def test_bad_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):

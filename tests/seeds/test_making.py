@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,53 @@ def test_other_options_need_another_folder(
         make_seeds(weak, folder, out, classifier=classifier)
 
 
+def test_a_classifier_of_another_training_is_not_taken(
+    scenes: Path, regions: Path, tmp_path: Path
+) -> None:
+    weak, folder, out = load_weak(scenes), RegionFolder(regions), tmp_path / "s"
+    make_seeds(weak, folder, out, classifier=TINY, jobs=1)
+    for path in out.glob("*.npz"):  # as if it had been killed before the first seeds
+        path.unlink()
+    other = replace(TINY, epochs=1)
+    with pytest.raises(InputError, match="of a training with epochs 2, now it is 1"):
+        make_seeds(weak, folder, out, classifier=other, jobs=1)
+    assert len(make_seeds(weak, folder, out, classifier=TINY, jobs=1)) == 8
+
+
+def test_a_changed_annotation_has_new_seeds(
+    scenes: Path, regions: Path, classifier: Path, tmp_path: Path
+) -> None:
+    weak, folder, out = load_weak(scenes, "box"), RegionFolder(regions), tmp_path / "s"
+    made = make_seeds(weak, folder, out, classifier=classifier, jobs=1)
+    stamps = {i: path.stat().st_mtime_ns for i, path in made.files.items()}
+    image = max(weak, key=lambda image: len(image.annotation))
+    fewer = replace(image, annotation=image.annotation[1:])
+    changed = replace(weak, images=tuple(fewer if i is image else i for i in weak))
+    again = make_seeds(changed, folder, out, classifier=classifier, jobs=1)
+    new = [i for i, path in again.files.items() if path.stat().st_mtime_ns != stamps[i]]
+    assert new == [image.image_id]
+    assert len(again[image.image_id]) == len(image.annotation) - 1
+
+
+def test_numbers_are_good_names_for_images(
+    annocoin: Run, scenes: Path, classifier: Path, tmp_path: Path
+) -> None:
+    """COCO's ids may begin at 0."""
+    assert annocoin("convert", scenes, tmp_path / "c.json", "--to", "coco").code == 0
+    content = json.loads((tmp_path / "c.json").read_text())
+    for number, image in enumerate(content["images"]):
+        for mark in content["annotations"]:
+            mark["image_id"] = number if mark["image_id"] == image["id"] else mark["image_id"]
+        image["id"] = number
+    (tmp_path / "c.json").write_text(json.dumps(content))
+    images = scenes / "JPEGImages"
+    labelled = load_labelled(tmp_path / "c.json", images=images)[:2]
+    made = make_regions(labelled, tmp_path / "r", RegionOptions("gradient", 20), jobs=1)
+    weak = load_weak(tmp_path / "c.json", images=images)[:2]
+    seeds = make_seeds(weak, made, tmp_path / "s", classifier=classifier, jobs=1)
+    assert set(first_labels(weak, made, seeds, jobs=1)) == {0, 1}
+
+
 def test_bad_input(
     annocoin: Run, scenes: Path, regions: Path, classifier: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +232,9 @@ def test_bad_input(
         ("--rule", "guided"): "expected one of conserving, published",
         ("--classifier", tmp_path / "none"): "no such file of a classifier",
         ("--epochs", 0): "epochs 0",
+        ("--seed", -1): "expected 0 or more",
+        ("--frozen", -1): "expected 0 or more",
+        ("--classifier", classifier, "--epochs", 3): "leave out the options of training",
         ("--supervision", "scribble"): "expected one of image",
         ("--device", "quantum"): "device",
     }.items():
@@ -220,6 +271,12 @@ def test_a_bad_image_is_skipped(tmp_path: Path, classifier: Path) -> None:
     problems = Problems(skip=True)
     made = make_seeds(weak, folder, tmp_path / "s", classifier=one, jobs=1, problems=problems)
     assert list(made) == ["a"]
+    problems = Problems(skip=True)
+    made = make_seeds(weak, folder, tmp_path / "t", classifier=TINY, jobs=1, problems=problems)
+    assert list(made) == ["a"]
+    assert problems.skipped == [problems.skipped[0]] * 2  # in training, and for seeds
+    with pytest.raises(InputError, match=r"b\.png"):
+        make_seeds(weak, folder, tmp_path / "u", classifier=TINY, jobs=1)
 
 
 def test_images_of_any_shape(classifier: Path) -> None:
