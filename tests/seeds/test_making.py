@@ -33,7 +33,6 @@ from annocoin.regions import RegionFolder, RegionOptions, make_regions
 from annocoin.seeds import (
     Architecture,
     Classifier,
-    ClassifierOptions,
     Seeder,
     SeedFolder,
     SeedOptions,
@@ -42,11 +41,12 @@ from annocoin.seeds import (
     read_classifier,
     write_classifier,
 )
+from annocoin.seeds.classifier_training import options_for
 from annocoin.types import Annotation, Mark
 from pictures import picture
 
 Run = Callable[..., Any]
-TINY = ClassifierOptions(backbone="tiny", size=64, epochs=2, batch=4)
+TINY = options_for("tiny", size=64, epochs=2, batch=4)
 WORDS = ("--backbone", "tiny", "--size", 64, "--epochs", 2, "--batch", 4)
 
 
@@ -230,7 +230,7 @@ def test_bad_input(
         ("--backbone", "resnet51"): "backbone 'resnet51'",
         ("--threshold", 2): "expected 0 to 1",
         ("--rule", "guided"): "expected one of conserving, published",
-        ("--classifier", tmp_path / "none"): "no such file of a classifier",
+        ("--classifier", tmp_path / "none"): "no such file",
         ("--epochs", 0): "epochs 0",
         ("--seed", -1): "expected 0 or more",
         ("--frozen", -1): "expected 0 or more",
