@@ -16,6 +16,7 @@ the last two.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from annocoin.seeds import (
     write_classifier,
 )
 from annocoin.seeds.classifier_training import options_for, tag_map
-from annocoin.seeds.filtering import STRONG, worth_keeping
+from annocoin.seeds.filtering import BEST, STRONG, worth_keeping
 from annocoin.seeds.retrieval import WAYS
 from annocoin.types import Instances
 from regions import best_overlaps, valid_pixels
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--classifier", type=Path)
     parser.add_argument("--train", metavar="SPLIT", help="train a tiny classifier on this list")
     parser.add_argument("--supervision", default="image")
-    parser.add_argument("--strong", type=float, nargs="+", default=[0.1, STRONG, 0.5, 1.0])
+    parser.add_argument("--strong", type=float, nargs="+", default=[STRONG, 0.5])
     parser.add_argument("--limit", type=int, help="only so many images")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -100,11 +101,12 @@ def measure(
         valid = valid_pixels(options.dataset, image.image_id, true.size)
         add(rows, {"best IoU, all regions": best(candidates, true, valid)})
         add(rows, {"regions": [len(candidates)]})
-        for strong in options.strong:
-            kept = worth_keeping(candidates, found, image.annotation, strong=strong)
+        for strong, least in itertools.product(options.strong, (0, BEST)):
+            kept = worth_keeping(candidates, found, image.annotation, strong=strong, best=least)
             left = candidates[kept]
-            add(rows, {f"best IoU, filtered at {strong:g}": best(left, true, valid)})
-            add(rows, {f"share of regions kept at {strong:g}": [len(left) / len(candidates)]})
+            how = f"at {strong:g}, first {least}"
+            add(rows, {f"best IoU, filtered {how}": best(left, true, valid)})
+            add(rows, {f"share of regions kept {how}": [len(left) / len(candidates)]})
         for way in WAYS:
             chosen = retrieve(candidates, found, image.annotation, way)
             instances = chosen.instances(candidates, found)

@@ -201,8 +201,13 @@ def test_boxes_keep_what_fits_and_at_least_the_best() -> None:
     kept = worth_keeping(regions, seeds, annotation, box_overlap=0.6)
     assert kept.tolist() == [False, False, True, True]
     mixed = Annotation((6, 8), (Mark(1), Mark(2, box=(7, 0, 8, 1))))
-    kept = worth_keeping(regions, seeds, mixed, box_overlap=0.6)
+    kept = worth_keeping(regions, seeds, mixed, box_overlap=0.6, best=0)
     assert kept.tolist() == [True, True, True, True]
+    near = seeds_at([(2.5, 3)], [1], [2.0])
+    kept = worth_keeping(regions, near, Annotation((6, 8), (Mark(1),)), best=0)
+    assert kept.tolist() == [True, False, True, False]
+    kept = worth_keeping(regions, near, Annotation((6, 8), (Mark(1),)), best=2)
+    assert kept.tolist() == [True, True, True, False]
 
 
 def test_nothing_to_retrieve() -> None:

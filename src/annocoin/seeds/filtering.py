@@ -10,8 +10,11 @@ from annocoin.regions import RegionSet
 from annocoin.seeds.seed_set import Seeds
 from annocoin.types import Annotation
 
-STRONG = 0.3
+STRONG = 0.1
 """A pixel belongs to a seed if the response there is at least this share of the greatest."""
+
+BEST = 300
+"""So many of the most object-like regions stay anyway: classifiers miss small objects."""
 
 BOX_OVERLAP = 0.5
 
@@ -56,12 +59,17 @@ def worth_keeping(
     annotation: Annotation,
     *,
     strong: float = STRONG,
+    best: int = BEST,
     box_overlap: float = BOX_OVERLAP,
 ) -> Tensor:
     """The regions that the annotation leaves, bool [P].
 
-    If all marks are boxes, those that fit one; else also those that a seed of another mark touches.
+    If all marks are boxes, those that fit one; else also those that a seed of another mark touches,
+    and the first `best` of all. The paper has the touched ones alone (`best=0`).
     """
     in_box = torch.tensor([kind == "box" for kind in annotation.kinds], dtype=torch.bool)
     free = seeds[~in_box[seeds.marks]]
-    return touched(regions, free, strong) | fitting_boxes(regions, annotation, box_overlap)
+    kept = touched(regions, free, strong) | fitting_boxes(regions, annotation, box_overlap)
+    if len(free):
+        kept[:best] = True
+    return kept
