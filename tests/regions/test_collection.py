@@ -209,7 +209,7 @@ def die(*task: object) -> None:
 def test_a_worker_that_dies_is_one_line(
     scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("annocoin.regions.making._work_once", die)
+    monkeypatch.setattr("annocoin.parallel._work", die)
     labelled = load_labelled(scenes)
     with pytest.raises(InputError, match="a worker process died"):
         make_regions(labelled, tmp_path / "r", OPTIONS, jobs=2)

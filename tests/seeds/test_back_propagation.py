@@ -51,7 +51,7 @@ def test_two_layers_by_hand() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_many_peaks_at_once_are_the_same_as_one_by_one(rule: str, seed: int) -> None:
     net = Small(seed)
-    image = torch.rand(3, 24, 20)
+    image = torch.rand(3, 24, 20, generator=torch.Generator().manual_seed(seed))
     passed = PeakBackPropagation(net, rule)(image)  # type: ignore[arg-type]
     assert torch.allclose(passed.maps, net(image[None])[0], atol=1e-5)
     peaks = peaks_of(passed.maps, 7)
@@ -64,11 +64,15 @@ def test_many_peaks_at_once_are_the_same_as_one_by_one(rule: str, seed: int) -> 
 @pytest.mark.parametrize("seed", range(6))
 def test_published_rule_is_that_of_autograd_with_changed_convolutions(seed: int) -> None:
     net = Small(seed)
-    image = torch.rand(3, 24, 20)
+    image = torch.rand(3, 24, 20, generator=torch.Generator().manual_seed(seed))
     passed = PeakBackPropagation(net, "published")(image)
-    peaks = peaks_of(passed.maps, 5)
+    peaks = peaks_of(passed.maps, 8)
     expected = one_by_one(net, image, peaks)()
-    assert torch.allclose(passed.responses(peaks), expected, atol=1e-6)
+    came = expected.isfinite().all(dim=2).all(dim=1)  # from some random peaks nothing comes back
+    assert came.sum() > 3
+    found = passed.responses(peaks)
+    assert torch.allclose(found[came], expected[came], atol=1e-6)
+    assert torch.allclose(found[~came], torch.tensor(1 / (24 * 20)))
 
 
 @pytest.mark.parametrize("name", ["resnet50", "mobilenet_v2", "vgg11_bn"])
@@ -77,7 +81,7 @@ def test_published_rule_on_networks_of_torchvision(name: str) -> None:
     whole = torchvision.models.get_model(name)
     trunk = getattr(whole, "features", None) or nn.Sequential(*list(whole.children())[:-2])
     net = trunk.eval()
-    image = torch.rand(3, 64, 64)
+    image = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
     passed = PeakBackPropagation(net, "published")(image)
     peaks = peaks_of(passed.maps[:10], 3)
     expected = one_by_one(net, image, peaks)()
