@@ -109,9 +109,7 @@ def objectness_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
 
     Where no region contains a peak, those that hold most of its response are next.
     """
-    contains = regions.contains(seeds.points).T
-    lowest = regions.scores.min() - 2
-    return torch.where(contains, regions.scores, lowest + _response_inside(regions, seeds))
+    return _of_containing(regions, seeds, _response_inside(regions, seeds))
 
 
 def combined_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
@@ -120,8 +118,8 @@ def combined_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
     The second wants large regions, the third pure ones.
     """
     likely = [regions.pool(seed.maps_in_image().sigmoid(), over="region")[:, 0] for seed in seeds]
-    evidence = _response_inside(regions, seeds) + torch.stack(likely)
-    return objectness_scores(regions, seeds) + EVIDENCE * evidence
+    inside = _response_inside(regions, seeds)
+    return _of_containing(regions, seeds, inside) + EVIDENCE * (inside + torch.stack(likely))
 
 
 def response_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
@@ -158,6 +156,12 @@ def contour_mass(regions: RegionSet, values: Tensor) -> Tensor:
     on_element = elements.means(CONTOUR * blurred)
     on_outline = outlines(regions.membership, regions.elements)
     return torch.from_numpy(on_element).float() @ on_outline.float()
+
+
+def _of_containing(regions: RegionSet, seeds: Seeds, inside: Tensor) -> Tensor:
+    """Regions' own scores where they contain the peak, else below all of them, by `inside`."""
+    contains = regions.contains(seeds.points).T
+    return torch.where(contains, regions.scores, regions.scores.min() - 2 + inside)
 
 
 def _response_inside(regions: RegionSet, seeds: Seeds) -> Tensor:
