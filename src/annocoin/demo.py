@@ -11,12 +11,12 @@ import shutil
 import time
 from pathlib import Path
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from annocoin import atomic
+from annocoin.conditional.grab_cut import grab_cut
 from annocoin.data import (
     load_evaluation,
     load_labelled,
@@ -131,18 +131,12 @@ def _best_regions(weak: WeakDataset) -> dict[ImageId, Instances]:
 
 
 def _cut(pixels: npt.NDArray[np.uint8], box: list[int]) -> npt.NDArray[np.bool_]:
-    """Foreground in the box by colour models of its inside and its outside."""
+    """GrabCut's answer, or else the box."""
     x0, y0, x1, y1 = box
-    state = np.full(pixels.shape[:2], cv2.GC_BGD, dtype=np.uint8)
-    state[y0:y1, x0:x1] = cv2.GC_PR_FGD
-    if (state == cv2.GC_BGD).any():  # a box over the whole image leaves nothing to learn from
-        cv2.setRNGSeed(0)
-        models = np.zeros((2, 1, 65))
-        cv2.grabCut(pixels, state, (0, 0, 1, 1), models[0], models[1], 3, cv2.GC_INIT_WITH_MASK)
-    mask = (state == cv2.GC_FGD) | (state == cv2.GC_PR_FGD)
-    if not mask.any():
-        mask[y0:y1, x0:x1] = True
-    return np.asarray(mask, dtype=bool)
+    place = np.zeros(pixels.shape[:2], dtype=bool)
+    place[y0:y1, x0:x1] = True
+    cut = grab_cut(pixels, place)
+    return place if cut is None else cut
 
 
 def _convert(folder: Path) -> None:

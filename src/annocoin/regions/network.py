@@ -52,13 +52,14 @@ class BoundaryNet(nn.Module):
     def with_sides(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The logits, and for training those of every level of the pyramid, fine ones first."""
         x = (images - images.new_tensor(MEAN).view(3, 1, 1)) / images.new_tensor(STD).view(3, 1, 1)
-        pyramid = self._pyramid(x)
+        pyramid = self.pyramid(x)
         fine = _resize(self.reduce(pyramid[0]), images.shape[-2:])
         logits = self.head(torch.cat([fine, self.stem(x)], dim=1))
         sides = [side(level) for side, level in zip(self.side, pyramid, strict=True)]
         return logits, sides
 
-    def _pyramid(self, x: Tensor) -> list[Tensor]:
+    def pyramid(self, x: Tensor) -> list[Tensor]:
+        """Features of normalised images at strides 2, 4, 8, 16 and 32: `width` channels each."""
         levels = []
         for i, layer in enumerate(self.encoder):
             x = layer(x)

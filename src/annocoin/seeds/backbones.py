@@ -46,7 +46,7 @@ def build_trunk(
     if str(weights) not in (IMAGENET, SCRATCH):
         _load(net, Path(weights), name)
     if stride_in_1x1:
-        _move_strides(net, name)
+        move_strides(net, name)
     return _without_head(net, name)
 
 
@@ -85,7 +85,7 @@ def _network(name: str, pretrained: bool) -> nn.Module:
 
 def _load(net: nn.Module, path: Path, name: str) -> None:
     """Load a state dict of the whole network, or of all but its last layer."""
-    state = _read(path)
+    state = read_weights(path)
     head = {key for key in net.state_dict() if key.startswith(("fc.", "classifier."))}
     optional = head | {key for key in net.state_dict() if key.endswith("num_batches_tracked")}
     kept = {key: value.float() for key, value in state.items() if key not in head}
@@ -99,7 +99,8 @@ def _load(net: nn.Module, path: Path, name: str) -> None:
         raise InputError(f"{path}: not weights of {name}: {found}")
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The state dict in a .pth or .safetensors file; no code in it is run."""
     if not path.is_file():
         raise InputError(f"{path}: no such file of backbone weights")
     try:
@@ -115,7 +116,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _move_strides(net: nn.Module, name: str) -> None:
+def move_strides(net: nn.Module, name: str) -> None:
+    """Halve the resolution in the first 1x1 convolution of each stage, as original ResNets did."""
     for stage in ("layer2", "layer3", "layer4"):
         block: Any = getattr(net, stage, [None])[0]
         if not hasattr(block, "conv3"):

@@ -91,7 +91,7 @@ def first_labels(
     dataset: WeakDataset,
     regions: RegionFolder,
     seeds: SeedFolder,
-    by: By = "combined",
+    by: By = "votes",
     *,
     jobs: int | None = None,
     problems: Problems | None = None,

@@ -16,10 +16,12 @@ from annocoin.errors import InputError, check_choice
 from annocoin.regions import RegionSet
 from annocoin.regions.algebra import outlines
 from annocoin.regions.elements import Elements
+from annocoin.seeds.evidence import likelihood_inside, response_inside
 from annocoin.seeds.seed_set import Seeds
+from annocoin.seeds.votes import vote
 from annocoin.types import Annotation, Instances
 
-By = Literal["combined", "objectness", "response"]
+By = Literal["votes", "combined", "objectness", "response"]
 WAYS: tuple[By, ...] = get_args(By)
 
 INSIDE = 0.8
@@ -64,7 +66,7 @@ def retrieve(
     regions: RegionSet,
     seeds: Seeds,
     annotation: Annotation,
-    by: By = "combined",
+    by: By = "votes",
     *,
     box_overlap: float = 0.5,
     overlap: float = 0.3,
@@ -76,10 +78,11 @@ def retrieve(
     If a mark admits none, it is the one that comes nearest.
 
     Args:
-        by: "objectness", the most object-like region that contains the peak (as WISE does);
-            "response", the region that fits the peak response map best (as PRM does); or
+        by: "votes", the region that agrees best with all that contain the peak, see `vote`;
             "combined", an object-like region that contains the peak, much of its response, and
-            little where the class is unlikely.
+            little where the class is unlikely; "objectness", the most object-like region that
+            contains the peak (as WISE does); or "response", the region that fits the peak response
+            map best (as PRM does).
         overlap: a tag's region with a greater IoU than this with another of its class is dropped,
             unless its class would be left with none.
     """
@@ -109,17 +112,14 @@ def objectness_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
 
     Where no region contains a peak, those that hold most of its response are next.
     """
-    return _of_containing(regions, seeds, _response_inside(regions, seeds))
+    return _of_containing(regions, seeds, response_inside(regions, seeds))
 
 
 def combined_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
-    """Objectness, the share of the response inside, and the mean probability inside: [N, P].
-
-    The second wants large regions, the third pure ones.
-    """
-    likely = [regions.pool(seed.maps_in_image().sigmoid(), over="region")[:, 0] for seed in seeds]
-    inside = _response_inside(regions, seeds)
-    return _of_containing(regions, seeds, inside) + EVIDENCE * (inside + torch.stack(likely))
+    """Objectness, the share of the response inside, and the mean probability inside: [N, P]."""
+    inside = response_inside(regions, seeds)
+    evidence = inside + likelihood_inside(regions, seeds)
+    return _of_containing(regions, seeds, inside) + EVIDENCE * evidence
 
 
 def response_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
@@ -134,11 +134,17 @@ def response_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
         low = (values < LOW * values.mean()).float()
         prices.append(PENALTY * regions.pool(low, over="sum")[:, 0])
         contours.append(contour_mass(regions, seed.responses_in_image()[0]))
-    inside = _response_inside(regions, seeds)
+    inside = response_inside(regions, seeds)
     return INSIDE * inside + torch.stack(contours) - torch.stack(prices)
 
 
+def vote_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
+    """The overlap that each region is expected to have with each seed's object, [N, P]."""
+    return vote(regions, seeds) @ regions.iou()
+
+
 SCORES: dict[By, Callable[[RegionSet, Seeds], Tensor]] = {
+    "votes": vote_scores,
     "combined": combined_scores,
     "objectness": objectness_scores,
     "response": response_scores,
@@ -162,12 +168,6 @@ def _of_containing(regions: RegionSet, seeds: Seeds, inside: Tensor) -> Tensor:
     """Regions' own scores where they contain the peak, else below all of them, by `inside`."""
     contains = regions.contains(seeds.points).T
     return torch.where(contains, regions.scores, regions.scores.min() - 2 + inside)
-
-
-def _response_inside(regions: RegionSet, seeds: Seeds) -> Tensor:
-    """The share of each seed's response in each region, [N, P]; large maps, so one at a time."""
-    inside = [regions.pool(seed.responses_in_image(), over="sum")[:, 0] for seed in seeds]
-    return torch.stack(inside)
 
 
 def _admitted(

@@ -1,0 +1,1 @@
+"""Pr_c: a distribution over pseudo labels that always agree with the annotation."""

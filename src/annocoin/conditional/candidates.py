@@ -1,0 +1,148 @@
+"""Candidates: all that scoring and inference need to know about one image, worked out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from annocoin.conditional import scoring
+from annocoin.conditional.inference import (
+    Labelling,
+    OverlapOf,
+    columns_of,
+    infer,
+    overlaps,
+)
+from annocoin.conditional.networks import ConditionalNetwork
+from annocoin.conditional.requirements import Requirements
+from annocoin.conditional.samples import Samples
+from annocoin.conditional.scoring import PairwiseForm, coupling, final_scores
+from annocoin.errors import InputError, check_choice
+from annocoin.regions import RegionSet
+
+Terms = Literal["U", "U+P", "U+P+H"]
+
+
+@dataclass(frozen=True)
+class ScoringOptions:
+    """How regions are scored and chosen.
+
+    Args:
+        terms: unary, pairwise and higher order terms, the columns of the paper's ablation.
+        pairwise: the form of the pairwise term, see `coupling`.
+        sharpness: see `votes_of_neighbours`.
+        iterations, delta: see `agreement_of_neighbours`.
+        most, overlap: the overlap at which a region leaves the race and how it is measured, see
+            `infer` and `overlaps`.
+        exhaustive: see `infer`.
+    """
+
+    terms: Terms = "U+P+H"
+    pairwise: PairwiseForm = "votes"
+    sharpness: float = scoring.SHARPNESS
+    iterations: int = scoring.ITERATIONS
+    delta: float = scoring.DELTA
+    most: float = 0.3
+    overlap: OverlapOf = "smaller"
+    exhaustive: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("terms", self.terms, get_args(Terms))
+        check_choice("pairwise", self.pairwise, get_args(PairwiseForm))
+        check_choice("overlap", self.overlap, get_args(OverlapOf))
+        if not (self.sharpness > 0 and self.delta > 0 and 0 <= self.most <= 1):
+            raise InputError(
+                f"sharpness {self.sharpness}, delta {self.delta}, most {self.most}; "
+                "expected above 0, above 0, and 0 to 1"
+            )
+
+
+class Candidates:
+    """The regions of an image, what its annotation requires of them, and how they relate.
+
+    Args:
+        requirements: as `requirements_of` gives them.
+    """
+
+    def __init__(self, requirements: Requirements, options: ScoringOptions | None = None) -> None:
+        self.options = options or ScoringOptions()
+        if self.options.terms != "U+P+H":
+            requirements = requirements.without_obligation()
+        self.requirements = requirements
+        form: PairwiseForm = "none" if self.options.terms == "U" else self.options.pairwise
+        self.form = form
+        self.coupling = coupling(requirements.regions, form)
+        self.overlap = overlaps(requirements.regions, self.options.overlap)
+
+    @property
+    def regions(self) -> RegionSet:
+        return self.requirements.regions
+
+    @cached_property
+    def iou(self) -> Tensor:
+        """Intersection over union of all pairs of regions, [P, P]."""
+        return self.regions.iou()
+
+    @property
+    def columns(self) -> list[int]:
+        """The classes of the scores' J+1 columns: the background, then the annotation's."""
+        return [0, *self.requirements.labels]
+
+    def scores(self, unary: Tensor) -> Tensor:
+        """G [K, P, J+1] from F [K, P, J+1]."""
+        return final_scores(
+            unary,
+            self.coupling,
+            self.form,
+            iterations=self.options.iterations,
+            delta=self.options.delta,
+            sharpness=self.options.sharpness,
+        )
+
+    def infer(self, scores: Tensor) -> Labelling:
+        """y^k of scores G [K, P, J+1]."""
+        return infer(
+            scores,
+            self.requirements,
+            self.overlap,
+            most=self.options.most,
+            exhaustive=self.options.exhaustive,
+        )
+
+    def samples(self, scores: Tensor) -> Samples:
+        """The labellings of scores G [K, P, J+1], with what is known about them."""
+        labelling = self.infer(scores)
+        columns = columns_of(labelling.labels, self.requirements.labels)
+        own = scores.gather(2, columns[..., None])[..., 0]
+        return Samples(
+            regions=self.regions,
+            labels=labelling.labels.cpu(),
+            margins=(own - scores[..., 0]).detach().float().cpu(),
+            met=labelling.met.cpu(),
+            marks=tuple(r.mark for r in self.requirements.required),
+        )
+
+
+@torch.no_grad()
+def draw_samples(
+    net: ConditionalNetwork,
+    pixels: Tensor,
+    candidates: Candidates,
+    count: int,
+    generator: torch.Generator | None = None,
+) -> Samples:
+    """Samples of the conditional distribution for one image.
+
+    Args:
+        pixels: the image as the network sees it, [3, H, W] in 0..1 (`look_at`).
+        count: K; 0 gives the single sample of the pointwise network PW_c, with zero noise.
+        generator: of the noise.
+    """
+    features = net.features(pixels[None])[0]
+    noise = net.noise(count, features, generator) if count else None
+    unary = net.unary(features, noise, candidates.regions, candidates.columns)
+    return candidates.samples(candidates.scores(unary))

@@ -1,0 +1,166 @@
+"""The conditional network: scores of regions for classes, another for every noise sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from annocoin.conditional.noise import NoiseForm, draw_noise
+from annocoin.conditional.trunks import build_trunk
+from annocoin.errors import InputError, check_choice, check_positive
+from annocoin.regions import RegionSet
+from annocoin.regions.network import MEAN, STD
+from annocoin.regions.region_set import Over
+from annocoin.seeds.backbones import SCRATCH
+
+WITHOUT_LEARNING = 1e-3
+"""The spread of the noise's first weights, see `redraw_noise`."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a conditional network is made of, apart from its weights.
+
+    Args:
+        classes: the names of classes 1..C.
+        trunk: see `build_trunk`.
+        stride_in_1x1: where its ResNet halves the resolution.
+        size: the length of an image's longer side when the trunk sees it.
+        noise: the form of noise, see `draw_noise`.
+        noise_channels: how many channels it adds.
+        bend: whether a ReLU follows the convolution that joins noise and features. Without it, as
+            in the paper's words, the noise shifts scores by the same amount in every image.
+        over: what scores are averaged over, the "image" (the paper's global average pooling) or
+            the "region".
+        scale: factor of the scores; averages over the image are small.
+    """
+
+    classes: tuple[str, ...]
+    trunk: str = "unet"
+    stride_in_1x1: bool = False
+    size: int = 256
+    noise: NoiseForm = "grid"
+    noise_channels: int = 4
+    bend: bool = True
+    over: Over = "image"
+    scale: float = 16.0
+
+    def __post_init__(self) -> None:
+        if not self.classes:
+            raise InputError("a conditional network needs at least one class")
+        if not 32 <= self.size <= 4096:
+            raise InputError(f"size {self.size}; expected 32 to 4096 pixels")
+        check_choice("noise", self.noise, get_args(NoiseForm))
+        check_positive("noise_channels", self.noise_channels)
+        check_choice("over", self.over, ("image", "region"))
+        if not self.scale > 0:
+            raise InputError(f"scale {self.scale}; expected above 0")
+
+
+class ConditionalNetwork(nn.Module):
+    """A trunk, and a head that runs once for each of K noise samples; F^k in the paper.
+
+    The paper joins noise to the features as further channels, brings them back to the features'
+    number by a 1x1 convolution, masks and averages them over each region and has another 1x1
+    convolution to C+1 classes. Averaging commutes with the last one, so here it comes after it.
+
+    Example:
+        >>> regions = RegionSet.of([[0, 0, 1, 1]] * 4, [[1, 0], [1, 1]])
+        >>> net = ConditionalNetwork(Architecture(("cat", "dog"), "tiny")).eval()
+        >>> features = net.features(torch.rand(1, 3, 64, 64))[0]
+        >>> net.unary(features, net.noise(10, features), regions).shape
+        torch.Size([10, 2, 3])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, architecture: Architecture, weights: str | Path = SCRATCH) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1), persistent=False)
+        self.trunk = build_trunk(
+            architecture.trunk, weights, stride_in_1x1=architecture.stride_in_1x1
+        )
+        width = int(self.trunk.channels)  # type: ignore[arg-type]
+        self.join = nn.Conv2d(width, width, 1)  # one convolution of features and noise, in two
+        self.join_noise = nn.Conv2d(architecture.noise_channels, width, 1, bias=False)
+        self.classify = nn.Conv2d(width, len(architecture.classes) + 1, 1)
+        nn.init.dirac_(self.join.weight)
+        nn.init.zeros_(self.join.bias)  # type: ignore[arg-type]
+        nn.init.normal_(self.join_noise.weight, std=WITHOUT_LEARNING)
+        nn.init.normal_(self.classify.weight, std=0.01)
+        nn.init.zeros_(self.classify.bias)  # type: ignore[arg-type]
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features [B, F, h, w] of RGB images in 0..1, [B, 3, H, W]: the trunk, once an image."""
+        features: Tensor = self.trunk((images - self.mean) / self.std)
+        return features
+
+    def noise(
+        self, samples: int, features: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Noise [K, Z, h, w] for an image's features [F, h, w]."""
+        height, width = features.shape[-2:]
+        drawn = draw_noise(
+            samples,
+            self.architecture.noise_channels,
+            (height, width),
+            form=self.architecture.noise,
+            generator=generator,
+        )
+        return drawn.to(features)
+
+    def pixel_scores(
+        self, features: Tensor, noise: Tensor | None, labels: Sequence[int] | None = None
+    ) -> Tensor:
+        """Scores [K, J, h, w] of every pixel, from features [F, h, w] and noise [K, Z, h, w].
+
+        Args:
+            noise: None is zero noise, the pointwise network PW_c, with K = 1.
+            labels: the J classes that are asked for, 0 among them if wanted; default 0..C.
+        """
+        joined = self.join(features[None])
+        if noise is not None:
+            joined = joined + self.join_noise(noise)
+        if self.architecture.bend:
+            joined = F.relu(joined)
+        weight, bias = self.classify.weight, self.classify.bias
+        if labels is not None:
+            chosen = torch.as_tensor(labels, device=weight.device)
+            weight, bias = weight[chosen], bias[chosen]  # type: ignore[index]
+        return F.conv2d(joined, weight, bias)
+
+    def unary(
+        self,
+        features: Tensor,
+        noise: Tensor | None,
+        regions: RegionSet,
+        labels: Sequence[int] | None = None,
+    ) -> Tensor:
+        """F^k_{u,j}, the score of each region for each class: [K, P, J]; see `pixel_scores`."""
+        pixels = self.pixel_scores(features, noise, labels)
+        return self.architecture.scale * regions.pool(pixels, over=self.architecture.over)
+
+    @torch.no_grad()
+    def redraw_noise(self, features: Tensor, strength: float, generator: torch.Generator) -> None:
+        """Give the noise new weights under which it moves joined features [B, F, h, w] visibly.
+
+        Learning from one target for all samples teaches the network to overlook its noise, and
+        the objective keeps diversity but cannot create it.
+
+        Args:
+            strength: the spread of what the noise adds, in spreads of each joined feature.
+        """
+        spread = self.join(features).transpose(0, 1).flatten(1).std(dim=1)
+        drawn = torch.randn(self.join_noise.weight.shape, generator=generator).to(spread)
+        channels = drawn.shape[1]
+        of_noise = (channels / 3) ** 0.5  # the variance of a uniform number in -1..1 is 1/3
+        self.join_noise.weight.copy_(drawn * (strength / of_noise) * spread[:, None, None, None])

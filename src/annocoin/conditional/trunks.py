@@ -1,0 +1,145 @@
+"""Trunks of the conditional network: from an image to features, before noise and regions.
+
+A trunk takes normalised images [B, 3, H, W], gives features [B, F, h, w] and has `channels` F.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import segmentation_models_pytorch as smp
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from annocoin.conditional.unet import UNet
+from annocoin.errors import InputError, brief
+from annocoin.regions import BoundaryDetector
+from annocoin.regions.network import BoundaryNet
+from annocoin.seeds import backbones
+from annocoin.seeds.backbones import IMAGENET, SCRATCH, TINY, move_strides, read_weights
+
+UNET = "unet"
+WIDTH = 32
+"""Channels that a U-Net ends with, the paper's."""
+
+DECODER = (128, 96, 64, 48, WIDTH)
+
+
+def build_trunk(
+    name: str, weights: str | Path = IMAGENET, *, stride_in_1x1: bool = False
+) -> nn.Module:
+    """A trunk by name.
+
+    Args:
+        name: "unet", the paper's plain U-Net, which starts from random numbers; "unet-ENCODER", a
+            U-Net on a pretrained encoder that segmentation-models-pytorch knows ("unet-resnet50",
+            "unet-mobilenet_v2", ...); "resnet50", "resnet101", ..., the features of a classifier's
+            last stage (the paper's appendix C); or "tiny", the pyramid of our own boundary network.
+        weights: "imagenet" (may be downloaded; "tiny" brings its own), "none", or a file with a
+            state dict of the torchvision network that is the encoder.
+        stride_in_1x1: see `annocoin.seeds.backbones.build_trunk`.
+    """
+    if name == UNET:
+        if str(weights) not in (IMAGENET, SCRATCH):
+            raise InputError(f"trunk weights {weights}: the plain U-Net starts from random numbers")
+        return UNet()
+    if name == TINY:
+        return Pyramid(weights)
+    if name.startswith(f"{UNET}-"):
+        return EncoderUNet(name[len(UNET) + 1 :], weights, stride_in_1x1=stride_in_1x1)
+    return Backbone(name, weights, stride_in_1x1=stride_in_1x1)
+
+
+class EncoderUNet(nn.Module):
+    """A U-Net whose way down is a pretrained classifier: full resolution, 32 channels."""
+
+    channels = WIDTH
+
+    def __init__(self, encoder: str, weights: str | Path, *, stride_in_1x1: bool) -> None:
+        super().__init__()
+        try:
+            net = smp.Unet(
+                encoder,
+                encoder_weights=IMAGENET if str(weights) == IMAGENET else None,
+                decoder_channels=DECODER,
+                decoder_use_norm=False,  # batches are small
+            )
+        except (KeyError, ValueError, OSError, RuntimeError) as error:
+            raise InputError(
+                f"trunk unet-{encoder}: segmentation-models-pytorch cannot make it "
+                f"({brief(str(error))})"
+            ) from None
+        self.encoder, self.decoder = net.encoder, net.decoder
+        if str(weights) not in (IMAGENET, SCRATCH):
+            self._load(Path(weights), encoder)
+        if stride_in_1x1:
+            move_strides(self.encoder, encoder)
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        stride = 2 ** len(DECODER)
+        padded = F.pad(images, (0, -width % stride, 0, -height % stride))
+        features: Tensor = self.decoder(self.encoder(padded))
+        return features[..., :height, :width]
+
+    def train(self, mode: bool = True) -> EncoderUNet:
+        """Training mode; but the encoder's batch normalisation keeps its statistics."""
+        super().train(mode)
+        for module in self.encoder.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+    def _load(self, path: Path, encoder: str) -> None:
+        own = self.encoder.state_dict()
+        state = {key: value.float() for key, value in read_weights(path).items() if key in own}
+        lacking = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
+        if lacking:
+            raise InputError(f"{path}: not weights of {encoder}: without {lacking[0]!r}")
+        try:
+            nn.Module.load_state_dict(self.encoder, state, strict=False)
+        except RuntimeError as error:  # other shapes
+            raise InputError(f"{path}: not weights of {encoder} ({brief(str(error))})") from None
+
+
+class Backbone(nn.Module):
+    """The last features of a classifier's backbone: deep, at a stride of 32."""
+
+    def __init__(self, name: str, weights: str | Path, *, stride_in_1x1: bool) -> None:
+        super().__init__()
+        self.layers = backbones.build_trunk(name, weights, stride_in_1x1=stride_in_1x1)
+        with torch.inference_mode():
+            self.channels = int(self.layers.eval()(torch.zeros(1, 3, 64, 64)).shape[1])
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.layers(images)
+        return features
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Training mode; but batch normalisation keeps its statistics."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+
+class Pyramid(nn.Module):
+    """The finest level of our boundary network's pyramid: 32 channels at half the resolution.
+
+    Its weights are part of the package, so that nothing is downloaded.
+    """
+
+    channels = WIDTH
+
+    def __init__(self, weights: str | Path) -> None:
+        super().__init__()
+        if str(weights) not in (IMAGENET, SCRATCH):
+            raise InputError(f"trunk weights {weights}: the tiny trunk brings its own, or none")
+        self.net = BoundaryDetector().network() if str(weights) == IMAGENET else BoundaryNet()
+        for part in (self.net.side, self.net.stem, self.net.reduce, self.net.head):
+            part.requires_grad_(False)  # of no use here
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net.pyramid(images)[0]

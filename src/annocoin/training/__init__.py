@@ -1,0 +1,1 @@
+"""Learning: the conditional network from seeds, and against a fixed prediction network."""

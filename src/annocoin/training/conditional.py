@@ -1,0 +1,277 @@
+"""Train the conditional network: from seeds at first, then against a fixed prediction network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from annocoin.conditional.candidates import Candidates, ScoringOptions
+from annocoin.conditional.inference import total
+from annocoin.conditional.networks import ConditionalNetwork
+from annocoin.errors import InputError, check_positive
+from annocoin.objective.direct_loss import conditional_surrogate
+from annocoin.objective.diversity import GAMMA, cross_diversity, self_diversity
+from annocoin.objective.task_loss import disagreement_table
+from annocoin.progress import track
+from annocoin.randomness import generator_at, seed_of
+from annocoin.regions.algebra import resized
+from annocoin.training.cases import Case, Cases
+
+Table = Callable[[Case], Tensor]
+"""What the prediction network thinks of a case's regions: D [P, J+1], for 0 and its labels."""
+
+Log = Callable[[dict[str, Any]], None]
+
+WARM_UP = 0.05
+"""The share of the steps in which the learning rate rises."""
+
+
+@dataclass(frozen=True)
+class ConditionalOptions:
+    """How the conditional network learns.
+
+    Args:
+        scoring: how regions are scored and chosen.
+        initial_steps, steps: of the initial training, and of a later one.
+        batch: images a step.
+        initial_rate, rate: the greatest learning rates.
+        weight_decay, clip: of AdamW, and the greatest norm of a gradient.
+        samples: K.
+        gamma: the share of the self diversity.
+        epsilon: of the direct loss, of either sign.
+        diversity: the factor of Delta between samples, which is 1 for an instance that moved away,
+            beside the prediction network's log losses.
+        pointwise: PW_c, a single sample without noise and without self diversity.
+        boldness: added, after the initial training, to every pixel's margin over the background.
+            Seeds vote for parts as well as for wholes, so that a pixel of an object often gets
+            less than half of the votes.
+        noise: how much, after the initial training, noise moves features, see `redraw_noise`.
+        seed: of everything random.
+    """
+
+    scoring: ScoringOptions = field(default_factory=ScoringOptions)
+    initial_steps: int = 400
+    steps: int = 200
+    batch: int = 8
+    initial_rate: float = 1e-3
+    rate: float = 3e-4
+    weight_decay: float = 1e-4
+    clip: float = 5.0
+    samples: int = 10
+    gamma: float = GAMMA
+    epsilon: float = 1.0
+    diversity: float = 10.0
+    pointwise: bool = False
+    boldness: float = 0.4
+    noise: float = 0.3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("initial_steps", "steps", "batch", "samples"):
+            check_positive(name, getattr(self, name))
+        if min(self.initial_rate, self.rate, self.clip) <= 0:
+            raise InputError("learning rates and clip are above 0")
+        if not 0 <= self.gamma <= 1 or self.epsilon == 0:
+            raise InputError(
+                f"gamma {self.gamma}, epsilon {self.epsilon}; expected 0 to 1, and other than 0"
+            )
+
+
+def train_from_seeds(
+    net: ConditionalNetwork,
+    cases: Cases,
+    options: ConditionalOptions | None = None,
+    *,
+    log: Log | None = None,
+) -> None:
+    """The initial training: pixels learn what the seeds vote for.
+
+    Cross entropy of the pixels' scores, among the background and the classes that the annotation
+    names, with the soft labels of their superpixels. Averaged over a region, such scores say how
+    much more likely it is the object than background. Then the noise gets weights, see
+    `redraw_noise`.
+    """
+    options = options or ConditionalOptions()
+
+    def loss_of(case: Case, features: Tensor, mirrored: bool, step: int) -> tuple[Tensor, Figures]:
+        target = case.soft_labels().to(features)
+        ids = resized(case.requirements.regions.superpixels, features.shape[-2:]).long()
+        wanted = target[:, ids.flip(1) if mirrored else ids]
+        scores = net.pixel_scores(features, None, [0, *case.requirements.labels])[0]
+        loss = -(wanted * scores.log_softmax(dim=0)).sum(dim=0).mean()
+        return loss, {"cross_entropy": loss.item()}
+
+    _run(net, cases, options, options.initial_steps, options.initial_rate, loss_of, "seeds", log)
+    with torch.no_grad():
+        if net.classify.bias is not None:
+            net.classify.bias[0] -= options.boldness
+        net.eval()
+        few = [cases[i].pixels for i in _order(options.seed, 0, len(cases))[: options.batch]]
+        features = [net.features(pixels[None])[0].flatten(1) for pixels in few]
+        together = torch.cat(features, dim=1)[None, :, :, None]
+        net.redraw_noise(together, options.noise, generator_at(options.seed, "redraw noise"))
+
+
+def train_against(
+    net: ConditionalNetwork,
+    cases: Cases,
+    table: Table,
+    options: ConditionalOptions | None = None,
+    *,
+    name: str = "",
+    log: Log | None = None,
+) -> None:
+    """Bring the conditional distribution to a fixed prediction distribution, given as loss tables.
+
+    Minimises DIV(Pr_p, Pr_c) - gamma DIV(Pr_c, Pr_c) by its direct loss gradient.
+
+    Args:
+        table: D of each case.
+        name: of this training, such as the round; other names, other noise.
+    """
+    options = options or ConditionalOptions()
+
+    def loss_of(case: Case, features: Tensor, mirrored: bool, step: int) -> tuple[Tensor, Figures]:
+        if mirrored:
+            raise AssertionError("images are not mirrored here: tables are of them as they are")
+        candidates = cases.candidates(case, options.scoring)
+        noise = None
+        if not options.pointwise:
+            place = generator_at(options.seed, name, "noise", step, str(case.image_id))
+            noise = net.noise(options.samples, features, place)
+        unary = net.unary(features, noise, candidates.regions, candidates.columns)
+        return direct_step(unary, candidates, table(case).to(unary), options)
+
+    doing = f"against predictions {name}".strip()
+    _run(net, cases, options, options.steps, options.rate, loss_of, doing, log, mirror=False)
+    net.eval()
+
+
+Figures = dict[str, float]
+
+
+def direct_step(
+    unary: Tensor, candidates: Candidates, table: Tensor, options: ConditionalOptions
+) -> tuple[Tensor, Figures]:
+    """The surrogate of one image, whose gradient is the direct loss gradient, and figures.
+
+    Args:
+        unary: F [K, P, J+1].
+        table: D [P, J+1].
+    """
+    scores = candidates.scores(unary)
+    classes = candidates.requirements.labels
+    epsilon = options.epsilon
+    plain = candidates.infer(scores).labels
+    augmented = candidates.infer(scores.detach() + epsilon * table).labels
+    apart: Tensor | None = None
+    count = len(scores)
+    iou = candidates.iou
+    if count > 1 and not options.pointwise and options.gamma > 0:
+        tables = options.diversity * disagreement_table(plain, iou, classes)
+        own, other = (1 - torch.eye(count, device=scores.device)).nonzero(as_tuple=True)
+        labels = candidates.infer(scores.detach()[own] + epsilon * tables[other]).labels
+        apart = total(scores[own], labels, classes).view(count, count - 1)
+    surrogate = conditional_surrogate(
+        total(scores, plain, classes),
+        total(scores, augmented, classes),
+        apart,
+        epsilon=epsilon,
+        gamma=options.gamma,
+    )
+    figures = {
+        "cross_diversity": float(cross_diversity(table, plain, classes)),
+        "self_diversity": options.diversity * float(self_diversity(plain, iou, classes)),
+        "moved_by_loss": float((augmented != plain).any(dim=1).float().mean()),
+        "instances": float((plain > 0).sum(dim=1).float().mean()),
+    }
+    return surrogate, figures
+
+
+LossOf = Callable[[Case, Tensor, bool, int], tuple[Tensor, Figures]]
+
+
+def _run(
+    net: ConditionalNetwork,
+    cases: Cases,
+    options: ConditionalOptions,
+    steps: int,
+    rate: float,
+    loss_of: LossOf,
+    doing: str,
+    log: Log | None,
+    mirror: bool = True,
+) -> None:
+    """Steps of AdamW on the mean loss of batches; all depends on the seed and the step only."""
+    device = net.mean.device
+    learning = [weights for weights in net.parameters() if weights.requires_grad]
+    optimizer = torch.optim.AdamW(learning, lr=rate, weight_decay=options.weight_decay)
+    net.train()
+    for step in track(range(steps), f"conditional network, {doing}"):
+        progress = (step + 0.5) / steps
+        share = min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * progress))
+        for group in optimizer.param_groups:
+            group["lr"] = rate * share
+        places = _batch(options.seed, step, options.batch, len(cases))
+        batch = [cases[place] for place in places]
+        mirrored = [mirror and seed_of(options.seed, doing, step, i) % 2 == 1 for i in places]
+        images = [
+            case.pixels.flip(2) if flip else case.pixels
+            for case, flip in zip(batch, mirrored, strict=True)
+        ]
+        losses, figures = [], []
+        for case, features, flip in zip(
+            batch, features_of(net, [i.to(device) for i in images]), mirrored, strict=True
+        ):
+            loss, numbers = loss_of(case, features, flip, step)
+            losses.append(loss)
+            figures.append(numbers)
+        loss = torch.stack(losses).mean()
+        means = {key: sum(f[key] for f in figures) / len(figures) for key in figures[0]}
+        if not math.isfinite(loss.item()):
+            raise InputError(
+                f"the conditional network's loss is {loss.item()} at step {step + 1}, images "
+                f"{[case.image_id for case in batch]}, {means}; lower the learning rate"
+            )
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(learning, options.clip)
+        optimizer.step()
+        if log is not None:
+            log({"step": step + 1, "loss": loss.item(), "gradient": float(norm), **means})
+
+
+def features_of(net: ConditionalNetwork, images: Sequence[Tensor]) -> list[Tensor]:
+    """Features [F, h, w] of images [3, H, W] of any sizes, in one pass of the trunk.
+
+    Smaller ones are filled up with the mean colour; what belongs to that is cut off again.
+    """
+    height = max(image.shape[1] for image in images)
+    width = max(image.shape[2] for image in images)
+    batch = net.mean.expand(len(images), 3, height, width).clone()
+    for place, image in zip(batch, images, strict=True):
+        place[:, : image.shape[1], : image.shape[2]] = image
+    features = net.features(batch)
+    down, across = features.shape[2] / height, features.shape[3] / width
+    return [
+        own[:, : max(1, round(image.shape[1] * down)), : max(1, round(image.shape[2] * across))]
+        for own, image in zip(features, images, strict=True)
+    ]
+
+
+def _batch(seed: int, step: int, size: int, count: int) -> list[int]:
+    """The images of a step: the dataset in another order each time round."""
+    places = []
+    for number in range(step * size, (step + 1) * size):
+        places.append(_order(seed, number // count, count)[number % count])
+    return places
+
+
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    order: list[int] = torch.randperm(count, generator=generator_at(seed, "order", epoch)).tolist()
+    return order
