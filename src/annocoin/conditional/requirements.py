@@ -109,11 +109,14 @@ def requirements_of(
         else _admissible(number, annotation, regions, seeds, box_overlap)
         for number, mark in enumerate(annotation)
     ]
-    if own:  # a mask that is known is nobody else's
-        for mark, row in zip(annotation, admitted, strict=True):
-            if mark.mask is None or mark.crowd:
-                row[count:] = False
+    free = torch.arange(len(regions)) < count  # a mask that is known is nobody else's
+    for number, mark in enumerate(annotation):
+        if mark.mask is None or mark.crowd:
+            admitted[number] = admitted[number] & free
     needed = _needed(annotation)
+    for number in _lacking(admitted, needed):  # seeds are guesses: tags fall back on any region
+        if annotation[number].kind == "tag":
+            admitted[number] = free
     regions, admitted, added = _completed(annotation, regions, admitted, needed, image, box_overlap)
     labels = annotation.distinct_labels
     further = torch.zeros(len(labels), len(regions), dtype=torch.bool)
@@ -189,10 +192,7 @@ def _completed(
     box_overlap: float,
 ) -> tuple[RegionSet, list[Tensor], int]:
     """The same with a region of its own for every mark that cannot get one."""
-    if not needed:
-        return regions, admitted, 0
-    table = torch.stack([admitted[i] for i in needed])
-    lacking = [i for i, region in zip(needed, _matched(table).tolist(), strict=True) if region < 0]
+    lacking = _lacking(admitted, needed)
     if not lacking:
         return regions, admitted, 0
     before = len(regions)
@@ -205,6 +205,14 @@ def _completed(
             wider[before + lacking.index(number)] = True
         admitted[number] = wider
     return regions, admitted, len(new)
+
+
+def _lacking(admitted: list[Tensor], needed: list[int]) -> list[int]:
+    """The needed marks for which no region of their own is left."""
+    if not needed:
+        return []
+    found = _matched(torch.stack([admitted[i] for i in needed])).tolist()
+    return [i for i, region in zip(needed, found, strict=True) if region < 0]
 
 
 def _matched(table: Tensor) -> Tensor:

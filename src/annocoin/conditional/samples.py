@@ -45,21 +45,8 @@ class Samples:
         )
 
     def consensus(self) -> Instances:
-        """The sample that the others agree with most, its instances scored by their confidence.
-
-        With a single sample the margins stay the scores.
-        """
-        found = self.instances(int(self.support.argmax()))
-        if len(self) == 1:
-            return found
-        return Instances(
-            size=found.size,
-            masks=found.masks,
-            labels=found.labels,
-            scores=found.confidence,
-            boxes=found.boxes,
-            confidence=found.confidence,
-        )
+        """The sample that the others agree with most."""
+        return self.instances(int(self.support.argmax()))
 
     @cached_property
     def confidence(self) -> Tensor:

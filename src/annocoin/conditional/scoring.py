@@ -24,8 +24,11 @@ DELTA = 0.1
 EDGE_SCALE = 5.0
 """How much the mean edge per pixel side counts in the normalised form."""
 
-SHARPNESS = 2.0
+SHARPNESS = 0.5
 """How much more high scores count among votes."""
+
+KINSHIP = 4
+"""The power of the IoU by which regions hear one another's votes: few but near relatives."""
 
 
 def coupling(regions: RegionSet, form: PairwiseForm) -> Tensor | None:
@@ -33,13 +36,13 @@ def coupling(regions: RegionSet, form: PairwiseForm) -> Tensor | None:
 
     - "literal": exp(-I_uv) for neighbours, where I_uv is the sum of the edge between them.
     - "normalised": exp(-5 x the mean edge between them), divided by the number of neighbours.
-    - "votes": the intersection over union, 1 with itself.
+    - "votes": the fourth power of the intersection over union, 1 with itself.
     """
     check_choice("pairwise", form, get_args(PairwiseForm))
     if form == "none":
         return None
     if form == "votes":
-        return regions.iou()
+        return regions.iou() ** KINSHIP
     near = regions.neighbours().float()
     if form == "literal":
         return near * torch.exp(-regions.edge_mass())
@@ -90,14 +93,16 @@ def votes_of_neighbours(
 ) -> Tensor:
     """Regions that overlap vote for one another, the better ones more loudly.
 
-    With m_u = F_{u,c} - F_{u,0} and sharpness b, a region's new margin over the background is
+    With m_u = F_{u,c} - F_{u,0} and sharpness b, a region that stands out from the background, so
+    that m_u > 0, has the new margin
 
     m'_u = 1/b log sum_v W_uv exp(b m_v)
 
-    Up to a constant of the class it is the logarithm of the overlap that u is expected to have with
-    the object, if region v is that object with a probability in proportion to exp(b m_v): a lone
-    high score counts for less than a family of regions that agree on a place. As W_uu = 1, it is
-    never below m_u.
+    Up to a constant of the class it is the logarithm of the agreement that u is expected to have
+    with the object, if region v is that object with a probability in proportion to exp(b m_v). A
+    lone high score counts for less than a family of regions that agree on a place, and contours
+    that many regions share are those that are really there. As W_uu = 1, no margin falls; those of
+    regions that look like background stay as they are.
     """
     if sharpness <= 0:
         raise InputError(f"sharpness {sharpness}; expected above 0")
@@ -105,8 +110,8 @@ def votes_of_neighbours(
     margins = unary[..., 1:] - background
     highest = margins.detach().amax(dim=-2, keepdim=True)
     relative = sharpness * (margins - highest)
-    heard = (couplings.to(relative.dtype) @ relative.exp()).clamp(
-        min=torch.finfo(relative.dtype).tiny
-    )
-    voted = torch.maximum(heard.log(), relative) / sharpness + highest
-    return torch.cat([background, background + voted], dim=-1)
+    heard = couplings.to(relative.dtype) @ relative.exp()
+    least = torch.finfo(relative.dtype).tiny  # below it, nobody but the region itself is heard
+    logarithm = torch.where(heard > least, heard.clamp(min=least).log(), relative)
+    voted = torch.maximum(logarithm, relative) / sharpness + highest
+    return torch.cat([background, background + torch.where(margins > 0, voted, margins)], dim=-1)

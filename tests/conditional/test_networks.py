@@ -1,0 +1,187 @@
+"""The conditional network against the paper's own way, masks times features, one sample a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from torch.nn import functional as F
+
+from annocoin import InputError
+from annocoin.conditional.networks import Architecture, ConditionalNetwork
+from annocoin.conditional.noise import draw_noise
+from annocoin.conditional.trunks import build_trunk
+from annocoin.conditional.unet import UNet
+from annocoin.randomness import generator_at
+from regions.worlds import World, worlds
+
+CLASSES = ("cat", "dog", "cow")
+
+
+def network(**changes: object) -> ConditionalNetwork:
+    torch.manual_seed(0)
+    net = ConditionalNetwork(Architecture(CLASSES, "tiny", **changes)).eval()  # type: ignore[arg-type]
+    torch.nn.init.normal_(net.join_noise.weight)
+    torch.nn.init.normal_(net.classify.weight)
+    return net
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds())
+@pytest.mark.parametrize(("over", "bend"), [("image", True), ("region", True), ("image", False)])
+def test_scores_are_those_of_masked_features(over: str, bend: bool, world: World) -> None:
+    """The paper's way: mask the joined features of each region, classify, average."""
+    net = network(over=over, bend=bend, scale=3.0)
+    height, width = world.ids.shape
+    features = torch.randn(32, height, width)
+    noise = torch.rand(4, 4, height, width) * 2 - 1
+    with torch.no_grad():
+        found = net.unary(features, noise, world.regions)
+        for k in range(4):
+            joined = F.conv2d(
+                torch.cat([features, noise[k]])[None],
+                torch.cat([net.join.weight, net.join_noise.weight], dim=1),
+                net.join.bias,
+            )
+            joined = joined.relu() if bend else joined
+            for u, mask in enumerate(world.masks):
+                inside = torch.from_numpy(mask)
+                pixels = net.classify(joined)[0] * inside
+                count = inside.sum() if over == "region" else inside.numel()
+                expected = 3 * pixels.sum(dim=(1, 2)) / count
+                torch.testing.assert_close(found[k, u], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_k_samples_at_once_are_those_one_by_one() -> None:
+    net = network()
+    features = torch.randn(32, 12, 10)
+    noise = net.noise(5, features, generator_at(1))
+    with torch.no_grad():
+        together = net.pixel_scores(features, noise)
+        alone = torch.cat([net.pixel_scores(features, noise[k : k + 1]) for k in range(5)])
+    torch.testing.assert_close(together, alone)
+    assert together.shape == (5, 4, 12, 10)
+
+
+def test_zero_noise_is_the_pointwise_network() -> None:
+    net = network()
+    features = torch.randn(32, 6, 6)
+    with torch.no_grad():
+        pointwise = net.pixel_scores(features, None)
+        silent = net.pixel_scores(features, torch.zeros(1, 4, 6, 6))
+    torch.testing.assert_close(pointwise, silent)
+
+
+def test_classes_can_be_asked_for() -> None:
+    net = network()
+    features, noise = torch.randn(32, 6, 6), torch.rand(2, 4, 6, 6)
+    with torch.no_grad():
+        some = net.pixel_scores(features, noise, [0, 3])
+        every = net.pixel_scores(features, noise)
+    torch.testing.assert_close(some, every[:, [0, 3]])
+
+
+@pytest.mark.parametrize("name", ["unet", "tiny", "unet-mobilenet_v2", "unet-resnet50", "resnet50"])
+@pytest.mark.parametrize("size", [(64, 64), (71, 45)])
+def test_every_trunk_gives_its_channels_and_learns(name: str, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    trunk = build_trunk(name, "none").train()
+    features = trunk(torch.randn(2, 3, *size))
+    assert features.shape[:2] == (2, trunk.channels)
+    if name != "tiny":  # whose pyramid is at half the resolution
+        assert features.shape[2:] == (size if "unet" in name else tuple(-(-s // 32) for s in size))
+    features.square().mean().backward()
+    assert any(weights.grad is not None for weights in trunk.parameters())
+
+
+def test_kohls_u_net() -> None:
+    """Seven levels of 32 x 1, 2, 4, 6, 6, 6, 6 channels, three convolutions each, up and down."""
+    convolutions = [m for m in UNet().modules() if isinstance(m, torch.nn.Conv2d)]
+    assert len(convolutions) == 3 * 7 + 3 * 6
+    assert [m.out_channels for m in convolutions[:21:3]] == [32, 64, 128, 192, 192, 192, 192]
+
+
+def test_the_encoder_starts_from_a_torchvision_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    original = torchvision.models.mobilenet_v2(weights=None).eval()
+    torch.save(original.state_dict(), tmp_path / "mobilenet.pth")
+    trunk = build_trunk("unet-mobilenet_v2", tmp_path / "mobilenet.pth").eval()
+    image = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        deepest = trunk.encoder(image)[-1]
+        torch.testing.assert_close(deepest, original.features(image))
+    with pytest.raises(InputError, match="not weights of resnet50"):
+        build_trunk("unet-resnet50", tmp_path / "mobilenet.pth")
+    with pytest.raises(InputError, match="no such file"):
+        build_trunk("unet-mobilenet_v2", tmp_path / "missing.pth")
+
+
+def test_strides_in_1x1_reach_the_encoder() -> None:
+    trunk = build_trunk("unet-resnet50", "none", stride_in_1x1=True)
+    assert trunk.encoder.layer2[0].conv1.stride == (2, 2)
+    assert trunk.encoder.layer2[0].conv2.stride == (1, 1)
+    with pytest.raises(InputError, match="only ResNets"):
+        build_trunk("unet-mobilenet_v2", "none", stride_in_1x1=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("unet", "file.pth", "starts from random numbers"),
+        ("tiny", "file.pth", "brings its own"),
+        ("unet-nonsense", "none", "cannot make it"),
+        ("nonsense", "none", "expected"),
+    ],
+)
+def test_bad_trunks(name: str, weights: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_trunk(name, weights)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"classes": ()},
+        {"size": 8},
+        {"noise": "loud"},
+        {"noise_channels": 0},
+        {"over": "sum"},
+        {"scale": 0.0},
+    ],
+)
+def test_bad_architectures(change: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        Architecture(**{"classes": CLASSES, **change})  # type: ignore[arg-type]
+
+
+def test_forms_of_noise() -> None:
+    size = (40, 60)
+    for form in ("grid", "pixel", "vector"):
+        noise = draw_noise(64, 3, size, form=form, generator=generator_at(form))
+        assert noise.shape == (64, 3, *size)
+        assert float(noise.min()) >= -1
+        assert float(noise.max()) <= 1
+        assert float(noise.max()) > 0.9
+        again = draw_noise(64, 3, size, form=form, generator=generator_at(form))
+        assert torch.equal(noise, again)
+    means = {
+        form: draw_noise(200, 1, size, form=form, generator=generator_at(0)).mean(dim=(2, 3)).std()
+        for form in ("grid", "pixel", "vector")
+    }
+    assert means["pixel"] < 0.02 < means["grid"] < 0.2 < means["vector"]  # what averages out
+
+
+def test_redrawn_noise_moves_features_by_the_strength_asked_for() -> None:
+    net = network(noise="pixel", bend=False)
+    features = torch.randn(3, 32, 30, 30) * torch.arange(1, 33)[:, None, None]
+    net.redraw_noise(features, 0.5, generator_at(0))
+    noise = net.noise(200, features[0], generator_at(1))
+    with torch.no_grad():
+        moved = net.join_noise(noise).transpose(0, 1).flatten(1).std(dim=1)
+        spread = net.join(features).transpose(0, 1).flatten(1).std(dim=1)
+    assert float((moved / spread).square().mean().sqrt()) == pytest.approx(0.5, rel=0.25)
+    assert np.isfinite(moved.numpy()).all()

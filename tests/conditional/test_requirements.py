@@ -1,0 +1,186 @@
+"""What tags, points, boxes, masks and mixtures of them demand, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from annocoin import Annotation, InputError, Mark, masks
+from annocoin.conditional.grab_cut import grab_cut
+from annocoin.conditional.requirements import requirements_of
+from annocoin.regions import RegionSet
+from annocoin.seeds import Seeds
+from conditional.worlds import annotated
+
+STRIPES = np.repeat([[0, 0, 1, 1, 2, 2, 3, 3]], 6, axis=0)  # four stripes of 6 x 2 pixels
+
+
+def stripes(*members: list[int]) -> RegionSet:
+    return RegionSet.of(STRIPES, [[s in region for s in range(4)] for region in members])
+
+
+def annotation(*marks: Mark) -> Annotation:
+    return Annotation((6, 8), marks)
+
+
+def seeds_at(points: list[tuple[float, float]], labels: list[int]) -> Seeds:
+    count = len(points)
+    return Seeds(
+        size=(6, 8),
+        labels=torch.tensor(labels),
+        points=torch.tensor(points),
+        scores=torch.ones(count),
+        marks=torch.zeros(count, dtype=torch.int64),
+        responses=torch.full((count, 2, 2), 0.25),
+        maps=torch.zeros(count, 2, 2),
+    )
+
+
+def test_a_tag_admits_every_region_and_more_may_follow() -> None:
+    found = requirements_of(annotation(Mark(2)), stripes([0], [1, 2], [3]))
+    assert found.labels == (2,)
+    assert [r.admissible.tolist() for r in found.required] == [[True] * 3]
+    assert found.further.tolist() == [[True] * 3]
+
+
+def test_seeds_leave_regions_with_a_peak_of_the_class_and_none_of_another() -> None:
+    regions = stripes([0], [0, 1], [1, 2], [3])
+    seeds = seeds_at([(0.5, 3), (3.5, 3)], [1, 2])
+    found = requirements_of(annotation(Mark(1), Mark(2)), regions, seeds=seeds)
+    assert found.required[0].admissible.tolist() == [True, False, False, False]
+    assert found.required[1].admissible.tolist() == [False, False, True, False]
+
+
+def test_peaks_in_one_region_let_a_tag_fall_back_on_any() -> None:
+    seeds = seeds_at([(0.5, 3), (3.5, 3)], [1, 2])
+    found = requirements_of(annotation(Mark(1), Mark(2)), stripes([0, 1], [3]), seeds=seeds)
+    assert found.added == 0
+    assert sorted(r.admissible.tolist() for r in found.required) == [[True, False], [True, True]]
+
+
+def test_two_tags_that_one_region_would_have_to_meet() -> None:
+    found = requirements_of(annotation(Mark(1), Mark(2)), stripes([0]))
+    assert found.added == 1
+    assert len(found.regions) == 2
+    assert int(found.regions.areas[1]) == 48  # the whole image
+
+
+def test_a_point_admits_regions_that_contain_it_and_no_other_point() -> None:
+    regions = stripes([0], [0, 1], [1], [2, 3])
+    marks = annotation(Mark(1, point=(0.5, 1)), Mark(1, point=(2.5, 1)))
+    found = requirements_of(marks, regions)
+    assert found.required[0].admissible.tolist() == [True, False, False, False]
+    assert found.required[1].admissible.tolist() == [False, False, True, False]
+    assert not found.further.any()
+
+
+def test_a_point_in_no_region_gets_its_superpixel() -> None:
+    found = requirements_of(annotation(Mark(1, point=(7.0, 2.0))), stripes([0], [1]))
+    assert found.added == 1
+    assert found.required[0].admissible.tolist() == [False, False, True]
+    assert found.regions.masks()[2].nonzero()[:, 1].unique().tolist() == [6, 7]
+
+
+def test_a_box_admits_regions_that_fit_it() -> None:
+    regions = stripes([0], [0, 1], [0, 1, 2], [3])
+    found = requirements_of(annotation(Mark(3, box=(0, 0, 4, 6))), regions)
+    assert found.required[0].admissible.tolist() == [True, True, True, False]
+    strict = requirements_of(annotation(Mark(3, box=(0, 0, 4, 6))), regions, box_overlap=0.7)
+    assert strict.required[0].admissible.tolist() == [False, True, False, False]
+
+
+def test_a_box_that_no_region_fits_is_filled() -> None:
+    found = requirements_of(annotation(Mark(1, box=(3, 1, 5, 3))), stripes([0], [3]))
+    assert found.added == 1
+    assert int(found.regions.areas[-1]) == 4
+    assert found.regions.boxes[-1].tolist() == [3, 1, 5, 3]
+
+
+def test_grab_cut_finds_the_object_in_a_box_that_no_region_fits() -> None:
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 40, (60, 80, 3), dtype=np.uint8)
+    rows, columns = np.mgrid[:60, :80]
+    disc = (rows - 30) ** 2 + (columns - 40) ** 2 < 15**2
+    image[disc] = rng.integers(200, 255, (int(disc.sum()), 3))
+    regions = RegionSet.of(np.repeat([[0, 1]], 60, axis=0).repeat(40, axis=1), [[1, 0]])
+    said = Annotation((60, 80), (Mark(1, box=(24, 14, 56, 46)),))
+    found = requirements_of(said, regions, image=image)
+    mask = found.regions.masks()[-1].numpy()
+    assert (mask & disc).sum() / (mask | disc).sum() > 0.95
+    assert grab_cut(image, np.ones((60, 80), dtype=bool)) is None
+
+
+def test_two_boxes_that_want_the_same_region() -> None:
+    box = (0.0, 0.0, 2.0, 6.0)
+    found = requirements_of(annotation(Mark(1, box=box), Mark(2, box=box)), stripes([0], [3]))
+    assert found.added == 1
+    assert len(found.regions) == 3
+
+
+def test_a_mask_joins_the_regions_and_is_nobody_elses() -> None:
+    dense = np.zeros((1, 6, 8), dtype=bool)
+    dense[0, 1:3, 1:4] = True
+    said = annotation(Mark(1, mask=masks.encode(dense)[0]), Mark(1))
+    found = requirements_of(said, stripes([0], [1, 2]))
+    assert found.regions.masks()[2].tolist() == dense[0].tolist()
+    assert [r.admissible.tolist() for r in found.required] == [[False, False, True]]
+    assert found.further.tolist() == [[True, True, False]]  # the tag may find others
+
+
+def test_a_tag_beside_a_box_of_its_class_requires_nothing_more() -> None:
+    found = requirements_of(
+        annotation(Mark(1), Mark(1, box=(0, 0, 2, 6)), Mark(1)), stripes([0], [1, 2])
+    )
+    assert [r.mark for r in found.required] == [1]
+    assert found.further.all()
+
+
+def test_a_crowd_is_one_or_more_objects_in_its_place() -> None:
+    found = requirements_of(
+        annotation(Mark(1, box=(0, 0, 4, 6), crowd=True)), stripes([0], [1], [2, 3])
+    )
+    assert found.required[0].admissible.tolist() == [True, True, False]
+    assert found.further.tolist() == [[True, True, False]]
+
+
+def test_without_regions_every_mark_gets_one() -> None:
+    regions = stripes([0])[[]]
+    found = requirements_of(
+        annotation(Mark(1), Mark(2, point=(0.5, 0.5)), Mark(3, box=(1, 1, 3, 3))), regions
+    )
+    assert found.added == 3
+    assert found.regions.areas.tolist() == [48, 12, 4]
+
+
+def test_met_by() -> None:
+    found = requirements_of(annotation(Mark(1), Mark(2)), stripes([0], [1], [2]))
+    assert found.met_by(torch.tensor([1, 2, 0]))
+    assert found.met_by(torch.tensor([1, 2, 1]))
+    assert not found.met_by(torch.tensor([1, 0, 1]))
+    assert found.without_obligation().met_by(torch.tensor([0, 0, 0]))
+
+
+def test_nothing_said_nothing_required() -> None:
+    found = requirements_of(annotation(), stripes([0], [1]))
+    assert found.labels == ()
+    assert found.required == ()
+    assert found.further.shape == (0, 2)
+
+
+def test_another_image() -> None:
+    with pytest.raises(InputError, match="expected one image"):
+        requirements_of(Annotation((6, 9), (Mark(1),)), stripes([0]))
+
+
+@settings(deadline=None)
+@given(annotated())
+def test_every_requirement_has_a_region(world: tuple[RegionSet, Annotation]) -> None:
+    regions, said = world
+    found = requirements_of(said, regions)
+    assert all(bool(r.admissible.any()) for r in found.required)
+    assert {r.label for r in found.required} == set(said.distinct_labels)
+    placed = [number for number, mark in enumerate(said) if mark.kind != "tag"]
+    assert set(placed) <= {r.mark for r in found.required}
+    assert torch.equal(found.regions.masks()[: len(regions)], regions.masks())

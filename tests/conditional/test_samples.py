@@ -1,0 +1,94 @@
+"""Samples of one image: how sure an instance is, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from annocoin import Annotation, Mark
+from annocoin.conditional.candidates import Candidates, ScoringOptions, draw_samples
+from annocoin.conditional.networks import Architecture, ConditionalNetwork
+from annocoin.conditional.requirements import requirements_of
+from annocoin.conditional.samples import Samples
+from annocoin.errors import InputError
+from annocoin.randomness import generator_at
+from conditional.test_requirements import stripes
+
+REGIONS = stripes([0], [0, 1], [2, 3], [3])
+
+
+def samples(*labels: list[int]) -> Samples:
+    y = torch.tensor(labels)
+    return Samples(
+        regions=REGIONS,
+        labels=y,
+        margins=(y > 0).float() * torch.tensor([4.0, 3.0, 2.0, 1.0]),
+        met=torch.zeros(len(y), 0, dtype=torch.int64),
+        marks=(),
+    )
+
+
+def test_confidence_is_the_mean_best_overlap_in_the_other_samples() -> None:
+    found = samples([1, 0, 2, 0], [0, 1, 2, 0], [1, 0, 0, 1])
+    # region 0 is half of region 1; region 3 is half of region 2, but of another class there
+    assert found.confidence[0, 0] == pytest.approx((0.5 + 1) / 2)
+    assert found.confidence[1, 1] == pytest.approx((0.5 + 0.5) / 2)
+    assert found.confidence[0, 2] == pytest.approx((1 + 0) / 2)
+    assert found.confidence[2, 3] == 0
+    assert math.isnan(found.confidence[0, 1])
+
+
+def test_consensus_is_the_sample_that_others_agree_with() -> None:
+    found = samples([1, 0, 2, 0], [1, 0, 2, 0], [0, 1, 0, 1])
+    best = found.consensus()
+    assert best.labels.tolist() == [1, 2]
+    assert best.confidence.tolist() == pytest.approx([(1 + 0.5) / 2, 0.5])
+    assert best.scores[0] > best.scores[1]
+    assert found.support[0] == found.support[1] > found.support[2]
+
+
+def test_diversity() -> None:
+    assert samples([1, 0, 2, 0], [1, 0, 2, 0]).diversity == 0
+    assert samples([1, 0, 0, 0], [0, 0, 0, 1]).diversity == 1
+    assert samples([1, 0, 0, 0], [0, 1, 0, 0]).diversity == pytest.approx(0.5)
+    assert samples([0, 0, 0, 0], [0, 0, 0, 0]).diversity == 0
+
+
+def test_one_sample_has_no_confidence() -> None:
+    found = samples([1, 0, 0, 2])
+    assert found.diversity == 0
+    one = found.consensus()
+    assert one.confidence.isnan().all()
+    assert one.labels.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("terms", ["U", "U+P", "U+P+H"])
+@pytest.mark.parametrize("pairwise", ["votes", "normalised", "literal", "none"])
+def test_samples_of_a_network(terms: str, pairwise: str) -> None:
+    torch.manual_seed(0)
+    net = ConditionalNetwork(Architecture(("cat", "dog"), "tiny", size=64)).eval()
+    torch.nn.init.normal_(net.join_noise.weight)
+    torch.nn.init.normal_(net.classify.weight)
+    options = ScoringOptions(terms=terms, pairwise=pairwise)  # type: ignore[arg-type]
+    said = Annotation((6, 8), (Mark(1), Mark(2, box=(4, 0, 8, 6))))
+    requirements = requirements_of(said, REGIONS)
+    candidates = Candidates(requirements, options)
+    image = torch.rand(3, 48, 64)
+    found = draw_samples(net, image, candidates, 6, generator_at(0))
+    again = draw_samples(net, image, candidates, 6, generator_at(0))
+    assert len(found) == 6
+    assert torch.equal(found.labels, again.labels)
+    if terms == "U+P+H":
+        assert all(requirements.met_by(labels) for labels in found.labels)
+        assert found.marks == (0, 1)
+    assert bool((found.margins[found.labels == 0] == 0).all())
+    pointwise = draw_samples(net, image, candidates, 0)
+    assert len(pointwise) == 1
+
+
+def test_bad_options() -> None:
+    for bad in ({"terms": "P"}, {"pairwise": "x"}, {"overlap": "x"}, {"most": 2.0}, {"delta": 0.0}):
+        with pytest.raises(InputError):
+            ScoringOptions(**bad)  # type: ignore[arg-type]

@@ -1,0 +1,38 @@
+"""Random images with random annotations of every kind."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from annocoin import Annotation, Mark, masks
+from annocoin.regions import RegionSet
+from regions.worlds import worlds
+
+
+@st.composite
+def annotated(draw: st.DrawFn, most: int = 7, marks: int = 4) -> tuple[RegionSet, Annotation]:
+    """A region set, and up to `marks` tags, points, boxes and masks of up to three classes."""
+    regions = draw(worlds(most)).regions
+    height, width = regions.size
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    said = []
+    for _ in range(draw(st.integers(0, marks))):
+        label = int(rng.integers(1, 4))
+        x, y = rng.random(2) * (width, height)
+        x0, y0 = rng.integers(0, width), rng.integers(0, height)
+        x1, y1 = rng.integers(x0 + 1, width + 1), rng.integers(y0 + 1, height + 1)
+        box = (float(x0), float(y0), float(x1), float(y1))
+        dense = np.zeros((1, height, width), dtype=bool)
+        dense[:, y0:y1, x0:x1] = True
+        kind = draw(st.sampled_from(["tag", "point", "box", "mask", "crowd"]))
+        said.append(
+            {
+                "tag": Mark(label),
+                "point": Mark(label, point=(float(x), float(y))),
+                "box": Mark(label, box=box),
+                "mask": Mark(label, mask=masks.encode(dense)[0]),
+                "crowd": Mark(label, box=box, crowd=True),
+            }[kind]
+        )
+    return regions, Annotation((height, width), tuple(said))

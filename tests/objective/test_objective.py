@@ -1,0 +1,211 @@
+"""The objective's terms by plain loops, and the direct loss against the true gradient."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annocoin import InputError
+from annocoin.objective.direct_loss import conditional_surrogate, direct_loss
+from annocoin.objective.diversity import (
+    cross_diversity,
+    dissimilarity,
+    prediction_self_diversity,
+    sample_losses,
+    self_diversity,
+)
+from annocoin.objective.task_loss import disagreement_table, prediction_loss_table
+
+CLASSES = (2, 5)
+
+
+def world(seed: int, samples: int = 4, regions: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random samples [K, P] of labels 0, 2 and 5, and a random symmetric IoU [P, P]."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.tensor([0, *CLASSES])[
+        torch.randint(0, 3, (samples, regions), generator=generator)
+    ]
+    iou = torch.rand(regions, regions, generator=generator, dtype=torch.float64)
+    iou = (iou + iou.T) / 2
+    return labels, iou.fill_diagonal_(1)
+
+
+def loss_between(first: list[int], second: list[int], iou: torch.Tensor) -> float:
+    """Delta(y, y') from its words."""
+    found = (sum(y > 0 for y in first) + sum(y > 0 for y in second)) / 2
+    for u, v in itertools.product(range(len(first)), repeat=2):
+        if first[u] > 0 and first[u] == second[v]:
+            found -= float(iou[u, v])
+    return found
+
+
+@given(st.integers(0, 10_000))
+def test_losses_between_samples(seed: int) -> None:
+    labels, iou = world(seed)
+    found = sample_losses(labels, iou, CLASSES)
+    for k, other in itertools.product(range(4), repeat=2):
+        expected = loss_between(labels[k].tolist(), labels[other].tolist(), iou)
+        assert float(found[k, other]) == pytest.approx(expected)
+    torch.testing.assert_close(found, found.T)  # the factor 2 of the gradient needs it
+
+
+def test_equal_samples_differ_by_nothing_and_a_moved_instance_by_one() -> None:
+    iou = torch.tensor([[1.0, 0.25, 0.0], [0.25, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    labels = torch.tensor([[2, 0, 0], [0, 2, 0], [0, 0, 2], [5, 0, 0], [0, 0, 0]])
+    assert sample_losses(labels, iou, CLASSES)[0].tolist() == [0, 0.75, 1, 1, 0.5]
+
+
+@given(st.integers(0, 10_000))
+def test_self_diversity_by_loops(seed: int) -> None:
+    labels, iou = world(seed)
+    expected = 0.0
+    for k, other in itertools.permutations(range(4), 2):
+        expected += loss_between(labels[k].tolist(), labels[other].tolist(), iou)
+    found = self_diversity(labels, iou, CLASSES)
+    assert float(found) == pytest.approx(expected / (4 * 3))
+    assert float(self_diversity(labels[:1], iou, CLASSES)) == 0
+
+
+@given(st.integers(0, 10_000))
+def test_cross_diversity_by_loops(seed: int) -> None:
+    labels, _ = world(seed)
+    table = torch.rand(6, 3, generator=torch.Generator().manual_seed(seed))
+    column = {0: 0, 2: 1, 5: 2}
+    expected = 0.0
+    for y in labels.tolist():
+        for u, label in enumerate(y):
+            expected += float(table[u, column[label]]) / len(labels)
+    assert float(cross_diversity(table, labels, CLASSES)) == pytest.approx(expected, rel=1e-5)
+
+
+@given(st.integers(0, 10_000))
+def test_disagreement_table_adds_up_to_the_loss(seed: int) -> None:
+    labels, iou = world(seed, samples=2)
+    table = disagreement_table(labels[1], iou, CLASSES)
+    found = float((labels[1] > 0).sum()) / 2
+    for u, label in enumerate(labels[0].tolist()):
+        found += float(table[u, {0: 0, 2: 1, 5: 2}[label]])
+    assert found == pytest.approx(loss_between(labels[0].tolist(), labels[1].tolist(), iou))
+
+
+def test_prediction_loss_table_by_hand() -> None:
+    chances = torch.tensor([[0.5, 0.25, 0.25], [1e-9, 0.9, 0.1]])
+    masks = torch.tensor([[0.1, 9.0], [0.2, 0.3]])
+    table = prediction_loss_table(chances.log(), masks)
+    assert table[0].tolist() == pytest.approx(
+        [-math.log(0.5), -math.log(0.25) + 0.1, -math.log(0.25) + 6]
+    )
+    assert table[1].tolist() == pytest.approx([6, -math.log(0.9) + 0.2, -math.log(0.1) + 0.3])
+
+
+@given(st.integers(0, 10_000))
+def test_self_diversity_of_the_prediction_by_loops(seed: int) -> None:
+    """The expected log loss between two independent draws of every RoI and every pixel."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    masks = torch.randn(2, 2, 2, generator=generator, dtype=torch.float64)
+    expected = 0.0
+    for row in logits.softmax(dim=1).tolist():
+        for mine in row:
+            expected += mine * -math.log(mine) / 3
+    for chance in masks.sigmoid().flatten().tolist():
+        for mine in (chance, 1 - chance):
+            expected += mine * -math.log(mine) / 8
+    assert float(prediction_self_diversity(logits, masks)) == pytest.approx(expected)
+
+
+def test_self_diversity_of_the_prediction_is_finite_when_it_is_certain() -> None:
+    logits = torch.tensor([[100.0, -100.0]], requires_grad=True)
+    masks = torch.full((1, 2, 2), 200.0, requires_grad=True)
+    found = prediction_self_diversity(logits, masks)
+    found.backward()
+    assert float(found) == pytest.approx(0, abs=1e-6)
+    assert masks.grad is not None
+    assert bool(masks.grad.isfinite().all())
+    assert float(prediction_self_diversity(torch.zeros(0, 3))) == 0
+
+
+def test_dissimilarity() -> None:
+    three = [torch.tensor(float(x)) for x in (10, 4, 2)]
+    assert float(dissimilarity(*three, gamma=0.5)) == 7
+    assert float(dissimilarity(*three, gamma=1.0)) == 6
+    with pytest.raises(InputError, match="gamma"):
+        dissimilarity(*three, gamma=1.5)
+
+
+LOSSES = torch.tensor([0.3, 1.7, 0.9])
+"""What each of three labellings costs under a fixed prediction."""
+
+BETWEEN = torch.tensor([[0.0, 1.0, 0.4], [1.0, 0.0, 0.7], [0.4, 0.7, 0.0]])
+"""What each two of them cost as samples; symmetric."""
+
+
+def scores_of(theta: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """S^k(y) of three labellings, [K, 3]: parameters, and noise that moves each by itself."""
+    return theta + noise
+
+
+def probabilities(theta: torch.Tensor) -> torch.Tensor:
+    """The chance that each labelling wins, by a fine grid of noise; smooth enough to differ."""
+    steps = torch.linspace(-1, 1, 161, dtype=torch.float64)
+    grid = torch.stack(torch.meshgrid(steps, steps, steps, indexing="ij"), dim=-1).view(-1, 3)
+    winners = (theta + grid).argmax(dim=1)
+    return torch.bincount(winners, minlength=3).double() / len(grid)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, -0.1])
+@pytest.mark.parametrize("gamma", [0.0, 0.5])
+def test_the_estimator_is_the_gradient_of_the_expected_loss(epsilon: float, gamma: float) -> None:
+    """E[loss] - gamma E[loss between two samples] of an argmax, enumerated, against the estimate.
+
+    The true gradient comes from differences of exact expectations; the estimate from the surrogate
+    with many noise samples.
+    """
+    start = torch.tensor([0.2, 0.0, -0.1], dtype=torch.float64)
+
+    def objective(theta: torch.Tensor) -> float:
+        chance = probabilities(theta)
+        return float(chance @ LOSSES.double() - gamma * chance @ BETWEEN.double() @ chance)
+
+    true = []
+    for i in range(3):
+        step = torch.zeros(3, dtype=torch.float64)
+        step[i] = 0.05
+        true.append((objective(start + step) - objective(start - step)) / 0.1)
+
+    theta = start.float().requires_grad_()
+    gradients = []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        noise = torch.rand(60, 3, generator=generator) * 2 - 1
+        scores = scores_of(theta, noise)
+        fixed = scores.detach()
+        plain = fixed.argmax(dim=1)
+        augmented = (fixed + epsilon * LOSSES).argmax(dim=1)
+        own, other = (1 - torch.eye(60)).nonzero(as_tuple=True)
+        apart = (fixed[own] + epsilon * BETWEEN[plain[other]]).argmax(dim=1)
+        surrogate = conditional_surrogate(
+            scores.gather(1, plain[:, None])[:, 0],
+            scores.gather(1, augmented[:, None])[:, 0],
+            scores[own].gather(1, apart[:, None])[:, 0].view(60, 59) if gamma else None,
+            epsilon=epsilon,
+            gamma=gamma,
+        )
+        gradients.append(torch.autograd.grad(surrogate, theta)[0])
+    found = torch.stack(gradients).mean(dim=0)
+    assert found.tolist() == pytest.approx(true, abs=0.04)
+    assert max(abs(g) for g in true) > 0.2  # so that the test can fail
+
+
+def test_labels_that_do_not_move_give_no_gradient() -> None:
+    scores = torch.tensor([1.0, 2.0], requires_grad=True)
+    direct_loss(scores, scores, 1.0).backward()
+    assert scores.grad is not None
+    assert scores.grad.tolist() == [0, 0]
+    with pytest.raises(InputError, match="epsilon 0"):
+        direct_loss(scores, scores, 0)
