@@ -107,7 +107,7 @@ def test_gradients_pass_through(form: str) -> None:
 def test_votes_stay_finite_for_any_scores() -> None:
     scores = torch.tensor([[[0.0, 1e4], [0.0, -1e4], [0.0, 1e-3]]], requires_grad=True)
     found = votes_of_neighbours(scores, torch.eye(3), sharpness=2.0)
-    torch.testing.assert_close(found.detach(), scores.detach())
+    torch.testing.assert_close(found.detach(), scores.detach(), rtol=1e-3, atol=1e-3)
     found.sum().backward()
     assert scores.grad is not None
     assert bool(scores.grad.isfinite().all())

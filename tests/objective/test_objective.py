@@ -124,7 +124,7 @@ def test_self_diversity_of_the_prediction_is_finite_when_it_is_certain() -> None
     masks = torch.full((1, 2, 2), 200.0, requires_grad=True)
     found = prediction_self_diversity(logits, masks)
     found.backward()
-    assert float(found) == pytest.approx(0, abs=1e-6)
+    assert found.item() == pytest.approx(0, abs=1e-6)
     assert masks.grad is not None
     assert bool(masks.grad.isfinite().all())
     assert float(prediction_self_diversity(torch.zeros(0, 3))) == 0

@@ -19,9 +19,6 @@ from annocoin.regions.network import MEAN, STD
 from annocoin.regions.region_set import Over
 from annocoin.seeds.backbones import SCRATCH
 
-WITHOUT_LEARNING = 1e-3
-"""The spread of the noise's first weights, see `redraw_noise`."""
-
 
 @dataclass(frozen=True)
 class Architecture:
@@ -95,7 +92,6 @@ class ConditionalNetwork(nn.Module):
         self.classify = nn.Conv2d(width, len(architecture.classes) + 1, 1)
         nn.init.dirac_(self.join.weight)
         nn.init.zeros_(self.join.bias)  # type: ignore[arg-type]
-        nn.init.normal_(self.join_noise.weight, std=WITHOUT_LEARNING)
         nn.init.normal_(self.classify.weight, std=0.01)
         nn.init.zeros_(self.classify.bias)  # type: ignore[arg-type]
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args, overload
 
 import torch
 from torch import Tensor
 
-from annocoin.conditional.candidates import Candidates, ScoringOptions
 from annocoin.conditional.requirements import BOX_OVERLAP, Requirements, requirements_of
 from annocoin.data.dataset import ImageId, WeakDataset
-from annocoin.errors import InputError
+from annocoin.errors import InputError, check_choice
 from annocoin.regions import RegionFolder
 from annocoin.seeds import SeedFolder, Seeds, worth_keeping
 from annocoin.seeds.classifier import look_at
+from annocoin.seeds.filtering import seed_pixels
 from annocoin.seeds.votes import soft_labels, vote
+
+Targets = Literal["votes", "pixels"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +36,25 @@ class Case:
     requirements: Requirements
     seeds: Seeds
 
-    def soft_labels(self) -> Tensor:
-        """How much every superpixel belongs to the background and each class: [J+1, S].
+    def targets(self, source: Targets = "votes") -> Tensor:
+        """How much every pixel belongs to the background and each class: [J+1, H, W], sums to 1.
 
-        Seeds vote for regions that meet their marks.
+        Args:
+            source: "votes" of the seeds, for regions that meet their marks; or the "pixels" of the
+                seeds themselves, where their responses are strong (the paper's words, literally).
         """
+        check_choice("targets", source, get_args(Targets))
+        if source == "votes":
+            return self._votes()[:, self.requirements.regions.superpixels.long()]
+        pixels = seed_pixels(self.seeds)
+        rows = [pixels[self.seeds.labels == label].any(dim=0) for label in self.requirements.labels]
+        classes = torch.stack(rows).float() if rows else torch.zeros(0, *self.seeds.size)
+        background = (classes.sum(dim=0, keepdim=True) == 0).float()
+        shares = torch.cat([background, classes])
+        return shares / shares.sum(dim=0)
+
+    def _votes(self) -> Tensor:
+        """The same by superpixel, [J+1, S]."""
         regions, labels = self.requirements.regions, self.requirements.labels
         by_mark = {r.mark: r.admissible for r in self.requirements.required}
         admissible = []
@@ -47,7 +65,7 @@ class Case:
         return soft_labels(regions, self.seeds, vote(regions, self.seeds, rows), labels)
 
 
-class Cases:
+class Cases(Sequence[Case]):
     """The images of a dataset that have regions and seeds, by position.
 
     Args:
@@ -80,7 +98,13 @@ class Cases:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, position: int) -> Case:
+    @overload
+    def __getitem__(self, position: int) -> Case: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Case]: ...
+    def __getitem__(self, position: int | slice) -> Case | list[Case]:
+        if isinstance(position, slice):
+            return [self[i] for i in range(len(self))[position]]
         image = self.images[position]
         pixels = image.pixels()
         regions, seeds = self.regions[image.image_id], self.seeds[image.image_id]
@@ -94,6 +118,3 @@ class Cases:
             box_overlap=self.box_overlap,
         )
         return Case(image.image_id, look_at(pixels, self.size), requirements, seeds)
-
-    def candidates(self, case: Case, options: ScoringOptions | None = None) -> Candidates:
-        return Candidates(case.requirements, options)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from annocoin.conditional.candidates import Candidates, ScoringOptions
 from annocoin.conditional.inference import total
@@ -19,8 +20,7 @@ from annocoin.objective.diversity import GAMMA, cross_diversity, self_diversity
 from annocoin.objective.task_loss import disagreement_table
 from annocoin.progress import track
 from annocoin.randomness import generator_at, seed_of
-from annocoin.regions.algebra import resized
-from annocoin.training.cases import Case, Cases
+from annocoin.training.cases import Case, Targets
 
 Table = Callable[[Case], Tensor]
 """What the prediction network thinks of a case's regions: D [P, J+1], for 0 and its labels."""
@@ -37,6 +37,7 @@ class ConditionalOptions:
 
     Args:
         scoring: how regions are scored and chosen.
+        targets: what the initial training learns from, see `Case.targets`.
         initial_steps, steps: of the initial training, and of a later one.
         batch: images a step.
         initial_rate, rate: the greatest learning rates.
@@ -50,11 +51,13 @@ class ConditionalOptions:
         boldness: added, after the initial training, to every pixel's margin over the background.
             Seeds vote for parts as well as for wholes, so that a pixel of an object often gets
             less than half of the votes.
-        noise: how much, after the initial training, noise moves features, see `redraw_noise`.
+        noise: how much, after the initial training, noise moves features, see `redraw_noise`; with
+            0 its weights are learned in the initial training instead.
         seed: of everything random.
     """
 
     scoring: ScoringOptions = field(default_factory=ScoringOptions)
+    targets: Targets = "votes"
     initial_steps: int = 400
     steps: int = 200
     batch: int = 8
@@ -84,7 +87,7 @@ class ConditionalOptions:
 
 def train_from_seeds(
     net: ConditionalNetwork,
-    cases: Cases,
+    cases: Sequence[Case],
     options: ConditionalOptions | None = None,
     *,
     log: Log | None = None,
@@ -99,11 +102,15 @@ def train_from_seeds(
     options = options or ConditionalOptions()
 
     def loss_of(case: Case, features: Tensor, mirrored: bool, step: int) -> tuple[Tensor, Figures]:
-        target = case.soft_labels().to(features)
-        ids = resized(case.requirements.regions.superpixels, features.shape[-2:]).long()
-        wanted = target[:, ids.flip(1) if mirrored else ids]
-        scores = net.pixel_scores(features, None, [0, *case.requirements.labels])[0]
-        loss = -(wanted * scores.log_softmax(dim=0)).sum(dim=0).mean()
+        wanted = F.interpolate(
+            case.targets(options.targets)[None].to(features), features.shape[-2:], mode="area"
+        )[0]
+        noise = None
+        if not options.noise and not options.pointwise:
+            place = generator_at(options.seed, "seeds", "noise", step, str(case.image_id))
+            noise = net.noise(1, features, place)
+        scores = net.pixel_scores(features, noise, [0, *case.requirements.labels])[0]
+        loss = -((wanted.flip(2) if mirrored else wanted) * scores.log_softmax(dim=0)).sum(0).mean()
         return loss, {"cross_entropy": loss.item()}
 
     _run(net, cases, options, options.initial_steps, options.initial_rate, loss_of, "seeds", log)
@@ -114,12 +121,13 @@ def train_from_seeds(
         few = [cases[i].pixels for i in _order(options.seed, 0, len(cases))[: options.batch]]
         features = [net.features(pixels[None])[0].flatten(1) for pixels in few]
         together = torch.cat(features, dim=1)[None, :, :, None]
-        net.redraw_noise(together, options.noise, generator_at(options.seed, "redraw noise"))
+        if options.noise:
+            net.redraw_noise(together, options.noise, generator_at(options.seed, "redraw noise"))
 
 
 def train_against(
     net: ConditionalNetwork,
-    cases: Cases,
+    cases: Sequence[Case],
     table: Table,
     options: ConditionalOptions | None = None,
     *,
@@ -139,7 +147,7 @@ def train_against(
     def loss_of(case: Case, features: Tensor, mirrored: bool, step: int) -> tuple[Tensor, Figures]:
         if mirrored:
             raise AssertionError("images are not mirrored here: tables are of them as they are")
-        candidates = cases.candidates(case, options.scoring)
+        candidates = Candidates(case.requirements, options.scoring)
         noise = None
         if not options.pointwise:
             place = generator_at(options.seed, name, "noise", step, str(case.image_id))
@@ -198,7 +206,7 @@ LossOf = Callable[[Case, Tensor, bool, int], tuple[Tensor, Figures]]
 
 def _run(
     net: ConditionalNetwork,
-    cases: Cases,
+    cases: Sequence[Case],
     options: ConditionalOptions,
     steps: int,
     rate: float,

@@ -1,0 +1,214 @@
+"""The conditional network learns: from seeds, and against tables of losses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from annocoin import InputError
+from annocoin.conditional.candidates import Candidates, ScoringOptions, draw_samples
+from annocoin.conditional.inference import total
+from annocoin.conditional.networks import Architecture, ConditionalNetwork
+from annocoin.objective.task_loss import disagreement_table
+from annocoin.randomness import generator_at
+from annocoin.training.cases import Case
+from annocoin.training.conditional import (
+    ConditionalOptions,
+    direct_step,
+    features_of,
+    train_against,
+    train_from_seeds,
+)
+from annocoin.training.presets import preset
+from training.worlds import OBJECT, PART, square_case
+
+CASES = [square_case(number) for number in range(8)]
+QUICK = ConditionalOptions(initial_steps=25, steps=15, batch=4, samples=4, initial_rate=3e-3)
+
+
+def network(**changes: Any) -> ConditionalNetwork:
+    torch.manual_seed(0)
+    return ConditionalNetwork(Architecture(("red", "blue"), "tiny", size=64, **changes), "imagenet")
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Tensor]:
+    net = network()
+    train_from_seeds(net, CASES, QUICK)
+    return net.state_dict()
+
+
+def chosen(net: ConditionalNetwork, case: Case, samples: int = 0) -> Tensor:
+    candidates = Candidates(case.requirements)
+    return draw_samples(net, case.pixels, candidates, samples, generator_at(0)).labels
+
+
+def overlap_with_truth(net: ConditionalNetwork) -> float:
+    """The mean best IoU with the squares, of the pointwise network's regions."""
+    found = []
+    for case in CASES:
+        labels = chosen(net, case)[0]
+        iou = case.requirements.regions.iou()[OBJECT]
+        found.append(float((iou * (labels == case.requirements.labels[0])).max()))
+    return sum(found) / len(found)
+
+
+def test_it_finds_whole_squares_from_seeds_on_a_part(trained: dict[str, Tensor]) -> None:
+    net = network()
+    net.load_state_dict(trained)
+    of_parts = [float(c.requirements.regions.iou()[OBJECT, PART]) for c in CASES]
+    assert overlap_with_truth(net.eval()) > 0.7 > 2 * sum(of_parts) / len(of_parts)
+
+
+def test_the_same_seed_the_same_weights(trained: dict[str, Tensor]) -> None:
+    net = network()
+    train_from_seeds(net, CASES, QUICK)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, trained[name]), name
+
+
+def test_samples_differ_after_the_noise_has_weights(trained: dict[str, Tensor]) -> None:
+    net = network()
+    net.load_state_dict(trained)
+    net.eval()
+
+    def diversity(strength: float) -> float:
+        features = net.features(torch.stack([case.pixels for case in CASES]))
+        net.redraw_noise(features, strength, generator_at(1))
+        found = [
+            draw_samples(net, c.pixels, Candidates(c.requirements), 8, generator_at(0))
+            for c in CASES
+        ]
+        return sum(samples.diversity for samples in found) / len(found)
+
+    assert diversity(0.0) == 0
+    assert diversity(3.0) > 0.02
+
+
+def favouring(region: int) -> Any:
+    """Tables of a prediction network that is sure of one region."""
+
+    def table(case: Case) -> Tensor:
+        costs = torch.full((len(case.requirements.regions), 2), 3.0)
+        costs[:, 0] = 0.1
+        costs[region] = torch.tensor([3.0, 0.0])
+        return costs
+
+    return table
+
+
+def test_it_follows_the_prediction_network(trained: dict[str, Tensor]) -> None:
+    """A prediction network that insists on the part turns the choice to it."""
+    net = network()
+    net.load_state_dict(trained)
+    figures: list[dict[str, Any]] = []
+    options = replace(QUICK, steps=40, rate=3e-3, scoring=ScoringOptions(pairwise="none"))
+    before = sum(int(chosen(net.eval(), c)[0, PART] > 0) for c in CASES)
+    train_against(net, CASES, favouring(PART), options, log=figures.append)
+    after = sum(int(chosen(net, c)[0, PART] > 0) for c in CASES)
+    assert after > before
+    first, last = figures[:5], figures[-5:]
+    assert sum(f["cross_diversity"] for f in last) < sum(f["cross_diversity"] for f in first)
+    assert {"step", "loss", "gradient", "self_diversity", "moved_by_loss"} <= set(figures[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pointwise": True},
+        {"gamma": 0.0},
+        {"epsilon": -1.0},
+        {"scoring": ScoringOptions("U")},
+        {"scoring": ScoringOptions("U+P", "literal", overlap="later", exhaustive=True)},
+    ],
+)
+def test_every_switch_trains(changes: dict[str, Any]) -> None:
+    net = network()
+    before = net.classify.weight.detach().clone()
+    options = replace(QUICK, steps=2, batch=2, **changes)
+    figures: list[dict[str, Any]] = []
+    train_against(net, CASES, favouring(OBJECT), options, log=figures.append)
+    assert all(torch.tensor(list(f.values())).isfinite().all() for f in figures)
+    assert not torch.equal(net.classify.weight, before)
+    if changes.get("pointwise"):
+        assert all(f["self_diversity"] == 0 for f in figures)
+
+
+def test_a_step_by_loops() -> None:
+    """S(y_a), S(y_b) and S(y_c) of every sample, found one by one."""
+    case = CASES[0]
+    candidates = Candidates(case.requirements)
+    classes = case.requirements.labels
+    generator = torch.Generator().manual_seed(0)
+    unary = torch.randn(3, len(candidates.regions), 2, generator=generator)
+    table = torch.rand(len(candidates.regions), 2, generator=generator)
+    options = replace(QUICK, samples=3, epsilon=0.7, gamma=0.3, diversity=2.0)
+    found, _ = direct_step(unary, candidates, table, options)
+    scores = candidates.scores(unary)
+    y = [candidates.infer(scores[k : k + 1]).labels[0] for k in range(3)]
+    expected = 0.0
+    for k in range(3):
+        own = float(total(scores[k], y[k], classes))
+        away = candidates.infer(scores[k : k + 1] + 0.7 * table).labels[0]
+        expected += (float(total(scores[k], away, classes)) - own) / 0.7 / 3
+        for other in range(3):
+            if other != k:
+                costs = 2.0 * disagreement_table(y[other], candidates.iou, classes)
+                apart = candidates.infer(scores[k : k + 1] + 0.7 * costs).labels[0]
+                gain = float(total(scores[k], apart, classes)) - own
+                expected -= 2 * 0.3 * gain / 0.7 / 6
+    assert found.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_features_of_images_of_several_sizes() -> None:
+    net = network().eval()
+    images = [torch.rand(3, 64, 48), torch.rand(3, 32, 64)]
+    with torch.no_grad():
+        together = features_of(net, images)
+    assert [tuple(f.shape) for f in together] == [(32, 32, 24), (32, 16, 32)]
+
+
+def test_a_loss_that_is_no_number_names_the_images() -> None:
+    broken = [replace(CASES[0], pixels=torch.full((3, 64, 64), torch.nan), image_id="bad.jpg")]
+    with pytest.raises(InputError, match=r"step 1, images \['bad.jpg'"):
+        train_from_seeds(network(), broken, replace(QUICK, batch=1))
+
+
+def test_targets() -> None:
+    case = CASES[0]
+    votes, pixels = case.targets("votes"), case.targets("pixels")
+    assert votes.shape == pixels.shape == (2, 64, 64)
+    torch.testing.assert_close(votes.sum(dim=0), torch.ones(64, 64))
+    torch.testing.assert_close(pixels.sum(dim=0), torch.ones(64, 64))
+    x, y = case.seeds.points[0].long().tolist()
+    assert pixels[1, y, x] == 1
+    assert votes[1, y, x] == pytest.approx(1, abs=1e-5)  # every candidate contains the peak
+    with pytest.raises(InputError, match="targets"):
+        case.targets("nothing")  # type: ignore[arg-type]
+
+
+def test_presets() -> None:
+    literal = preset("paper-literal", ("red", "blue"))
+    assert literal.architecture.trunk == "unet"
+    assert literal.architecture.noise == "pixel"
+    assert literal.learning.scoring.pairwise == "literal"
+    assert preset("default", ("red",), trunk="tiny").architecture.trunk == "tiny"
+    with pytest.raises(InputError, match="preset 'x'"):
+        preset("x", ("red",))
+    options = replace(literal.learning, initial_steps=1, steps=1, batch=1, samples=2)
+    net = ConditionalNetwork(replace(literal.architecture, trunk="tiny"))
+    train_from_seeds(net, CASES, options)
+    train_against(net, CASES, favouring(OBJECT), options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"steps": 0}, {"batch": 0}, {"rate": 0.0}, {"gamma": 2.0}, {"epsilon": 0.0}, {"samples": 0}],
+)
+def test_bad_options(change: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        ConditionalOptions(**change)
