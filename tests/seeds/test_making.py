@@ -92,7 +92,7 @@ def test_from_tags_to_first_labels_by_command(
     ]  # fmt: skip
     weak, truth = load_weak(scenes), load_evaluation(scenes)
     folder = SeedFolder(out)
-    for way in ("combined", "objectness", "response"):
+    for way in ("votes", "combined", "objectness", "response"):
         found = read_predictions(out / f"labels-{way}.json", truth)
         for image in weak:  # consistent with the annotation: no class without a label
             labels = set(found[image.image_id].labels.tolist())

@@ -90,7 +90,7 @@ def test_marks_with_a_place_keep_their_label_and_satisfy_a_tag() -> None:
     assert retrieve(regions, far, Annotation((6, 8), marks)).seeds.tolist() == [1, 0, 2]
 
 
-@pytest.mark.parametrize("by", ["combined", "objectness", "response"])
+@pytest.mark.parametrize("by", ["votes", "combined", "objectness", "response"])
 def test_a_mark_chooses_among_the_regions_that_it_admits(by: By) -> None:
     regions = stripes([[0, 1, 2, 3], [0], [0, 1], [1]], [0.9, 0.8, 0.1, 0.05])
     seeds = seeds_at([(0.5, 3)], [1], [1.0])
@@ -216,7 +216,7 @@ def test_nothing_to_retrieve() -> None:
     assert len(retrieve(regions, none, Annotation((6, 8)))) == 0
     assert len(retrieve(regions, none, Annotation((6, 8)), "response")) == 0
     assert not worth_keeping(regions, none, Annotation((6, 8))).any()
-    with pytest.raises(InputError, match="expected one of combined, objectness, response"):
+    with pytest.raises(InputError, match="expected one of votes, combined, objectness, response"):
         retrieve(regions, none, TAG, "luck")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="above 0"):
         seed_pixels(none, 0)

@@ -123,7 +123,7 @@ def test_it_follows_the_prediction_network(trained: dict[str, Tensor]) -> None:
         {"gamma": 0.0},
         {"epsilon": -1.0},
         {"scoring": ScoringOptions("U")},
-        {"scoring": ScoringOptions("U+P", "literal", overlap="later", exhaustive=True)},
+        {"scoring": ScoringOptions("U+P", pairwise="literal", overlap="later", exhaustive=True)},
     ],
 )
 def test_every_switch_trains(changes: dict[str, Any]) -> None:

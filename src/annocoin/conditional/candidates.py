@@ -18,11 +18,13 @@ from annocoin.conditional.inference import (
     overlaps,
 )
 from annocoin.conditional.networks import ConditionalNetwork
+from annocoin.conditional.prior import seed_prior
 from annocoin.conditional.requirements import Requirements
 from annocoin.conditional.samples import Samples
 from annocoin.conditional.scoring import PairwiseForm, coupling, final_scores
 from annocoin.errors import InputError, check_choice
 from annocoin.regions import RegionSet
+from annocoin.seeds import Seeds
 
 Terms = Literal["U", "U+P", "U+P+H"]
 
@@ -33,6 +35,7 @@ class ScoringOptions:
 
     Args:
         terms: unary, pairwise and higher order terms, the columns of the paper's ablation.
+        prior: how much what the seeds say counts in the unary term, see `seed_prior`.
         pairwise: the form of the pairwise term, see `coupling`.
         sharpness: see `votes_of_neighbours`.
         iterations, delta: see `agreement_of_neighbours`.
@@ -42,6 +45,7 @@ class ScoringOptions:
     """
 
     terms: Terms = "U+P+H"
+    prior: float = 1.0
     pairwise: PairwiseForm = "votes"
     sharpness: float = scoring.SHARPNESS
     iterations: int = scoring.ITERATIONS
@@ -54,10 +58,10 @@ class ScoringOptions:
         check_choice("terms", self.terms, get_args(Terms))
         check_choice("pairwise", self.pairwise, get_args(PairwiseForm))
         check_choice("overlap", self.overlap, get_args(OverlapOf))
-        if not (self.sharpness > 0 and self.delta > 0 and 0 <= self.most <= 1):
+        if not (self.sharpness > 0 and self.delta > 0 and 0 <= self.most <= 1 and self.prior >= 0):
             raise InputError(
-                f"sharpness {self.sharpness}, delta {self.delta}, most {self.most}; "
-                "expected above 0, above 0, and 0 to 1"
+                f"sharpness {self.sharpness}, delta {self.delta}, most {self.most}, "
+                f"prior {self.prior}; expected above 0, above 0, 0 to 1, and 0 or more"
             )
 
 
@@ -66,10 +70,20 @@ class Candidates:
 
     Args:
         requirements: as `requirements_of` gives them.
+        seeds: for the prior, if there are any.
     """
 
-    def __init__(self, requirements: Requirements, options: ScoringOptions | None = None) -> None:
+    def __init__(
+        self,
+        requirements: Requirements,
+        options: ScoringOptions | None = None,
+        *,
+        seeds: Seeds | None = None,
+    ) -> None:
         self.options = options or ScoringOptions()
+        self.prior: Tensor | None = None
+        if seeds is not None and self.options.prior:
+            self.prior = self.options.prior * seed_prior(requirements, seeds)
         if self.options.terms != "U+P+H":
             requirements = requirements.without_obligation()
         self.requirements = requirements
@@ -94,6 +108,8 @@ class Candidates:
 
     def scores(self, unary: Tensor) -> Tensor:
         """G [K, P, J+1] from F [K, P, J+1]."""
+        if self.prior is not None:
+            unary = torch.cat([unary[..., :1], unary[..., 1:] + self.prior.to(unary)], dim=-1)
         return final_scores(
             unary,
             self.coupling,

@@ -9,6 +9,8 @@ from typing import Literal, get_args, overload
 import torch
 from torch import Tensor
 
+from annocoin.conditional.candidates import Candidates, ScoringOptions
+from annocoin.conditional.prior import seed_votes
 from annocoin.conditional.requirements import BOX_OVERLAP, Requirements, requirements_of
 from annocoin.data.dataset import ImageId, WeakDataset
 from annocoin.errors import InputError, check_choice
@@ -16,7 +18,7 @@ from annocoin.regions import RegionFolder
 from annocoin.seeds import SeedFolder, Seeds, worth_keeping
 from annocoin.seeds.classifier import look_at
 from annocoin.seeds.filtering import seed_pixels
-from annocoin.seeds.votes import soft_labels, vote
+from annocoin.seeds.votes import soft_labels
 
 Targets = Literal["votes", "pixels"]
 
@@ -45,7 +47,9 @@ class Case:
         """
         check_choice("targets", source, get_args(Targets))
         if source == "votes":
-            return self._votes()[:, self.requirements.regions.superpixels.long()]
+            regions, votes = self.requirements.regions, seed_votes(self.requirements, self.seeds)
+            shares = soft_labels(regions, self.seeds, votes, self.requirements.labels)
+            return shares[:, regions.superpixels.long()]
         pixels = seed_pixels(self.seeds)
         rows = [pixels[self.seeds.labels == label].any(dim=0) for label in self.requirements.labels]
         classes = torch.stack(rows).float() if rows else torch.zeros(0, *self.seeds.size)
@@ -53,16 +57,9 @@ class Case:
         shares = torch.cat([background, classes])
         return shares / shares.sum(dim=0)
 
-    def _votes(self) -> Tensor:
-        """The same by superpixel, [J+1, S]."""
-        regions, labels = self.requirements.regions, self.requirements.labels
-        by_mark = {r.mark: r.admissible for r in self.requirements.required}
-        admissible = []
-        for label, mark in zip(self.seeds.labels.tolist(), self.seeds.marks.tolist(), strict=True):
-            may = self.requirements.further[labels.index(label)]
-            admissible.append(may if may.any() else by_mark[mark])
-        rows = torch.stack(admissible) if admissible else None
-        return soft_labels(regions, self.seeds, vote(regions, self.seeds, rows), labels)
+    def candidates(self, options: ScoringOptions | None = None) -> Candidates:
+        """What scoring and inference need to know."""
+        return Candidates(self.requirements, options, seeds=self.seeds)
 
 
 class Cases(Sequence[Case]):

@@ -147,7 +147,7 @@ def train_against(
     def loss_of(case: Case, features: Tensor, mirrored: bool, step: int) -> tuple[Tensor, Figures]:
         if mirrored:
             raise AssertionError("images are not mirrored here: tables are of them as they are")
-        candidates = Candidates(case.requirements, options.scoring)
+        candidates = case.candidates(options.scoring)
         noise = None
         if not options.pointwise:
             place = generator_at(options.seed, name, "noise", step, str(case.image_id))

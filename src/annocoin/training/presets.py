@@ -42,7 +42,7 @@ def paper_literal(classes: tuple[str, ...], trunk: str = "unet") -> ConditionalP
     architecture = Architecture(
         classes, trunk, noise="pixel", noise_channels=1, bend=False, over="image", scale=1.0
     )
-    scoring = ScoringOptions(pairwise="literal", overlap="later", exhaustive=True)
+    scoring = ScoringOptions(prior=0.0, pairwise="literal", overlap="later", exhaustive=True)
     learning = ConditionalOptions(
         scoring=scoring, targets="pixels", boldness=0.0, noise=0.0, diversity=1.0, rate=1e-4
     )
