@@ -15,38 +15,26 @@ from torch import Tensor
 
 from annocoin import atomic
 from annocoin.errors import InputError, brief
+from annocoin.network_file import MADE, read_network, write_network
 from annocoin.seeds.classifier import Architecture, Classifier
 
-KEY = "annocoin classifier"
-MADE = "made"
+KIND = "classifier"
 
 
 def write_classifier(
     path: str | Path, net: Classifier, made: Mapping[str, Any] | None = None
 ) -> None:
     """Write a classifier as .safetensors, whole or not at all; `made` says how it was trained."""
-    state = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
-    said = {KEY: json.dumps(asdict(net.architecture)), MADE: json.dumps(dict(made or {}))}
-    atomic.write_bytes(Path(path), save(state, said))
+    write_network(path, net, KIND, asdict(net.architecture), made)
 
 
 def read_classifier(path: str | Path) -> Classifier:
     """Read what `write_classifier` wrote; anything else is an `InputError`."""
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; `annocoin seeds` trains a classifier")
-    try:
-        with safe_open(path, framework="pt") as file:
-            said = json.loads((file.metadata() or {})[KEY])
-            state: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        architecture = Architecture(**{**said, "classes": tuple(said["classes"])})
-        net = Classifier(architecture)
-        net.load_state_dict(state)
-    except Exception as error:  # a file that only looks like one can fail anywhere
-        raise InputError(
-            f"{path}: not a classifier that `annocoin seeds` wrote ({brief(str(error))})"
-        ) from None
-    return net.eval()
+
+    def build(said: dict[str, Any]) -> Classifier:
+        return Classifier(Architecture(**{**said, "classes": tuple(said["classes"])}))
+
+    return read_network(path, KIND, build, "annocoin seeds")
 
 
 def check_made(path: Path, now: Mapping[str, Any]) -> None:
