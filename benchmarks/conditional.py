@@ -33,7 +33,7 @@ from torch import Tensor
 from annocoin import Annotation, Mark, load_evaluation, load_weak
 from annocoin.atomic import write_json
 from annocoin.conditional.candidates import Candidates, ScoringOptions
-from annocoin.conditional.inference import infer, overlaps, total
+from annocoin.conditional.inference import clashes, infer, total
 from annocoin.conditional.networks import Architecture, ConditionalNetwork
 from annocoin.conditional.requirements import requirements_of
 from annocoin.conditional.samples import Samples
@@ -187,14 +187,14 @@ def argmax_found(problems: int = 300) -> dict[str, Any]:
         members[torch.arange(6), torch.arange(6) % 5] = True
         regions = RegionSet.of(np.repeat([np.arange(5)], 4, axis=0), members)
         requirements = requirements_of(Annotation((4, 5), (Mark(1), Mark(2))), regions)
-        overlap = overlaps(regions)
+        clashing = clashes(requirements)
         scores = torch.randn(1, 6, 3, generator=generator)
-        found = infer(scores, requirements, overlap).labels
+        found = infer(scores, requirements, clashing).labels
         own = float(total(scores, found, (1, 2))[0])
         values = [
             float(total(scores[0], labels, (1, 2)))
             for labels in map(torch.tensor, itertools.product((0, 1, 2), repeat=6))
-            if allowed(labels, overlap) and requirements.met_by(labels)
+            if allowed(labels, clashing) and requirements.met_by(labels)
         ]
         equal += own > max(values) - 1e-5
         shares.append((own - min(values)) / max(1e-9, max(values) - min(values)))
@@ -204,10 +204,10 @@ def argmax_found(problems: int = 300) -> dict[str, Any]:
     }
 
 
-def allowed(labels: Tensor, overlap: Tensor, most: float = 0.3) -> bool:
+def allowed(labels: Tensor, clashing: Tensor) -> bool:
     """Whether no two regions of a class overlap too much."""
     same = (labels[:, None] == labels[None]) & (labels > 0)[:, None]
-    return not bool((same & (overlap > most)).fill_diagonal_(False).any())
+    return not bool((same & clashing).fill_diagonal_(False).any())
 
 
 def quality(options: argparse.Namespace) -> dict[str, Any]:

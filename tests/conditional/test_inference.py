@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annocoin import Annotation, InputError, Mark
-from annocoin.conditional.inference import columns_of, infer, overlaps, total
+from annocoin.conditional.inference import clashes, columns_of, infer, total
 from annocoin.conditional.requirements import Requirements, requirements_of
 from annocoin.regions import RegionSet
-from conditional.test_requirements import stripes
+from conditional.test_requirements import seeds_at, stripes
 from conditional.worlds import annotated
 
 
@@ -28,9 +28,10 @@ def test_requirements_are_met_and_nothing_else_overlaps(
     world: tuple[RegionSet, Annotation], seed: int, of: str
 ) -> None:
     requirements = requirements_of(world[1], world[0])
-    overlap = overlaps(requirements.regions, of)  # type: ignore[arg-type]
+    shares = requirements.regions.containment()
+    overlap = torch.maximum(shares, shares.T) if of == "smaller" else shares.T
     scores = random_scores(requirements, seed)
-    found = infer(scores, requirements, overlap, most=0.3)
+    found = infer(scores, requirements, clashes(requirements, 0.3, of))  # type: ignore[arg-type]
     for labels, met, own in zip(found.labels, found.met, scores, strict=True):
         assert requirements.met_by(labels)
         assert len(met.unique()) == len(met)
@@ -52,7 +53,7 @@ def test_requirements_are_met_and_nothing_else_overlaps(
 
 
 def plain_greedy(
-    scores: torch.Tensor, requirements: Requirements, overlap: torch.Tensor, most: float
+    scores: torch.Tensor, requirements: Requirements, clashing: torch.Tensor
 ) -> list[int]:
     """For tags alone: best regions first, as the paper's algorithm does for each class."""
     labels = [0] * len(requirements.regions)
@@ -62,7 +63,7 @@ def plain_greedy(
         for u in margins[:, column].argsort(descending=True, stable=True).tolist():
             if chosen and margins[u, column] <= 0:
                 break
-            if all(overlap[v, u] <= most for v in chosen):
+            if not any(clashing[v, u] for v in chosen):
                 chosen.append(u)
                 labels[u] = label
     return labels
@@ -75,16 +76,14 @@ def test_for_one_tag_it_is_the_plain_greedy_algorithm(
 ) -> None:
     said = Annotation(world[1].size, (Mark(2),))
     requirements = requirements_of(said, world[0])
-    overlap = overlaps(requirements.regions)
+    clashing = clashes(requirements, most)
     scores = random_scores(requirements, seed)
-    found = infer(scores, requirements, overlap, most=most)
+    found = infer(scores, requirements, clashing)
     for labels, own in zip(found.labels, scores, strict=True):
-        assert labels.tolist() == plain_greedy(own, requirements, overlap, most)
+        assert labels.tolist() == plain_greedy(own, requirements, clashing)
 
 
-def brute_force(
-    scores: torch.Tensor, requirements: Requirements, overlap: torch.Tensor, most: float
-) -> float:
+def brute_force(scores: torch.Tensor, requirements: Requirements, clashing: torch.Tensor) -> float:
     """The greatest S(y) of all labellings that meet every requirement."""
     count, classes = len(requirements.regions), requirements.labels
     best = -float("inf")
@@ -94,8 +93,7 @@ def brute_force(
             continue
         chosen = [u for u in range(count) if choice[u]]
         if any(
-            choice[u] == choice[v] and max(overlap[u, v], overlap[v, u]) > most
-            for u, v in itertools.combinations(chosen, 2)
+            choice[u] == choice[v] and clashing[u, v] for u, v in itertools.combinations(chosen, 2)
         ):
             continue
         best = max(best, float(total(scores, labels, classes)))
@@ -111,11 +109,11 @@ def test_how_often_it_is_the_true_argmax() -> None:
         members[torch.arange(5), torch.arange(5) % 4] = True
         regions = RegionSet.of(stripes([0]).superpixels, members)
         requirements = requirements_of(Annotation((6, 8), (Mark(1), Mark(2))), regions)
-        overlap = overlaps(regions)
+        clashing = clashes(requirements, 0.3)
         scores = random_scores(requirements, seed, 1)
-        found = infer(scores, requirements, overlap, most=0.3).labels
+        found = infer(scores, requirements, clashing).labels
         own = float(total(scores, found, requirements.labels)[0])
-        best = brute_force(scores[0], requirements, overlap, 0.3)
+        best = brute_force(scores[0], requirements, clashing)
         assert own <= best + 1e-5
         equal += own > best - 1e-5
         tried += 1
@@ -131,7 +129,7 @@ def test_requirements_that_want_the_same_region_share_out_the_best() -> None:
     scores = torch.zeros(1, 3, 3)
     scores[0, 0] = torch.tensor([0.0, 5.0, 4.0])
     scores[0, 1] = torch.tensor([0.0, 4.5, 1.0])
-    found = infer(scores, requirements, overlaps(regions))
+    found = infer(scores, requirements, clashes(requirements))
     assert found.met.tolist() == [[1, 0]]
     assert found.labels.tolist() == [[2, 1, 0]]
 
@@ -140,7 +138,7 @@ def test_a_region_has_one_label() -> None:
     regions = stripes([0], [1])
     requirements = requirements_of(Annotation((6, 8), (Mark(1), Mark(2))), regions)
     scores = torch.tensor([[[0.0, 3.0, 2.0], [0.0, 0.5, -1.0]]])
-    found = infer(scores, requirements, overlaps(regions))
+    found = infer(scores, requirements, clashes(requirements))
     assert found.labels.tolist() == [[2, 1]]  # 2 + 0.5 is more than 3 - 1
 
 
@@ -148,9 +146,9 @@ def test_the_best_region_is_taken_even_if_background_is_likelier() -> None:
     regions = stripes([0], [1])
     requirements = requirements_of(Annotation((6, 8), (Mark(1),)), regions)
     scores = torch.tensor([[[0.0, -3.0], [0.0, -2.0]]])
-    assert infer(scores, requirements, overlaps(regions)).labels.tolist() == [[0, 1]]
+    assert infer(scores, requirements, clashes(requirements)).labels.tolist() == [[0, 1]]
     free = requirements.without_obligation()
-    assert infer(scores, free, overlaps(regions)).labels.tolist() == [[0, 0]]
+    assert infer(scores, free, clashes(free)).labels.tolist() == [[0, 0]]
 
 
 def test_as_printed_it_tiles_the_image() -> None:
@@ -158,7 +156,7 @@ def test_as_printed_it_tiles_the_image() -> None:
     requirements = requirements_of(Annotation((6, 8), (Mark(1),)), regions)
     scores = torch.full((1, 5, 2), -1.0)
     scores[0, :, 0] = 5
-    found = infer(scores, requirements, overlaps(regions), exhaustive=True)
+    found = infer(scores, requirements, clashes(requirements), exhaustive=True)
     assert (found.labels[0] > 0).sum() == 4
 
 
@@ -166,9 +164,9 @@ def test_overlap_as_printed_keeps_a_region_that_contains_a_chosen_part() -> None
     regions = stripes([0], [0, 1, 2, 3])
     requirements = requirements_of(Annotation((6, 8), (Mark(1),)), regions)
     scores = torch.tensor([[[0.0, 2.0], [0.0, 1.0]]])
-    printed = infer(scores, requirements, overlaps(regions, "later"))
+    printed = infer(scores, requirements, clashes(requirements, of="later"))
     assert printed.labels.tolist() == [[1, 1]]
-    assert infer(scores, requirements, overlaps(regions)).labels.tolist() == [[1, 0]]
+    assert infer(scores, requirements, clashes(requirements)).labels.tolist() == [[1, 0]]
 
 
 def test_total_by_hand() -> None:
@@ -183,14 +181,32 @@ def test_bad_scores(value: float) -> None:
     regions = stripes([0], [1])
     requirements = requirements_of(Annotation((6, 8), (Mark(1),)), regions)
     with pytest.raises(InputError, match="finite"):
-        infer(torch.full((1, 2, 2), value), requirements, overlaps(regions))
+        infer(torch.full((1, 2, 2), value), requirements, clashes(requirements))
     with pytest.raises(InputError, match=r"expected \[K, 2, 2\]"):
-        infer(torch.zeros(1, 2, 3), requirements, overlaps(regions))
+        infer(torch.zeros(1, 2, 3), requirements, clashes(requirements))
 
 
 def test_an_image_without_a_mark() -> None:
     regions = stripes([0], [1])
     requirements = requirements_of(Annotation((6, 8)), regions)
-    found = infer(torch.zeros(3, 2, 1), requirements, overlaps(regions))
+    found = infer(torch.zeros(3, 2, 1), requirements, clashes(requirements))
     assert found.labels.tolist() == [[0, 0]] * 3
     assert found.met.shape == (3, 0)
+
+
+def test_every_instance_needs_a_peak_of_its_own() -> None:
+    """Regions 0 and 1 hold the same peak and overlap little; region 2 holds another one."""
+    regions = stripes([0, 1], [0, 2, 3], [3])
+    said = Annotation((6, 8), (Mark(1),))
+    seeds = seeds_at([(0.5, 3), (7.5, 3)], [1, 1])
+    scores = torch.tensor([[[0.0, 3.0], [0.0, 2.0], [0.0, 1.0]]])
+    small = stripes([0, 1], [0], [3])
+    requirements = requirements_of(said, small, seeds=seeds)
+    assert clashes(requirements, 1.0).tolist() == [
+        [True, True, False],
+        [True, True, False],
+        [False, False, True],
+    ]
+    assert infer(scores, requirements, clashes(requirements, 1.0)).labels.tolist() == [[1, 0, 1]]
+    free = requirements_of(said, regions)
+    assert infer(scores, free, clashes(free, 1.0)).labels.tolist() == [[1, 1, 1]]

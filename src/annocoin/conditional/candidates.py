@@ -13,9 +13,9 @@ from annocoin.conditional import scoring
 from annocoin.conditional.inference import (
     Labelling,
     OverlapOf,
+    clashes,
     columns_of,
     infer,
-    overlaps,
 )
 from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.conditional.prior import seed_prior
@@ -40,12 +40,12 @@ class ScoringOptions:
         sharpness: see `votes_of_neighbours`.
         iterations, delta: see `agreement_of_neighbours`.
         most, overlap: the overlap at which a region leaves the race and how it is measured, see
-            `infer` and `overlaps`.
+            `clashes`.
         exhaustive: see `infer`.
     """
 
     terms: Terms = "U+P+H"
-    prior: float = 1.0
+    prior: float = 0.5
     pairwise: PairwiseForm = "votes"
     sharpness: float = scoring.SHARPNESS
     iterations: int = scoring.ITERATIONS
@@ -90,7 +90,7 @@ class Candidates:
         form: PairwiseForm = "none" if self.options.terms == "U" else self.options.pairwise
         self.form = form
         self.coupling = coupling(requirements.regions, form)
-        self.overlap = overlaps(requirements.regions, self.options.overlap)
+        self.clashing = clashes(requirements, self.options.most, self.options.overlap)
 
     @property
     def regions(self) -> RegionSet:
@@ -121,13 +121,7 @@ class Candidates:
 
     def infer(self, scores: Tensor) -> Labelling:
         """y^k of scores G [K, P, J+1]."""
-        return infer(
-            scores,
-            self.requirements,
-            self.overlap,
-            most=self.options.most,
-            exhaustive=self.options.exhaustive,
-        )
+        return infer(scores, self.requirements, self.clashing, exhaustive=self.options.exhaustive)
 
     def samples(self, scores: Tensor) -> Samples:
         """The labellings of scores G [K, P, J+1], with what is known about them."""

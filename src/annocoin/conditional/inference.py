@@ -14,7 +14,6 @@ from torch import Tensor
 
 from annocoin.conditional.requirements import Requirements
 from annocoin.errors import InputError, check_choice
-from annocoin.regions import RegionSet
 
 OverlapOf = Literal["smaller", "later"]
 OVERLAP = 0.3
@@ -32,36 +31,42 @@ class Labelling(NamedTuple):
     met: Tensor
 
 
-def overlaps(regions: RegionSet, of: OverlapOf = "smaller") -> Tensor:
-    """How much of a region another one covers, [P, P], for the test of overlap.
+def clashes(requirements: Requirements, most: float = OVERLAP, of: OverlapOf = "smaller") -> Tensor:
+    """Whether a chosen region i keeps region l from being another instance of its class: [P, P].
+
+    It does if they overlap too much, or if it already holds every peak that l holds: an instance
+    needs a peak of its own. (Without seeds, overlap alone decides.)
 
     Args:
+        most: t, the greatest overlap.
         of: the intersection of i and l is divided by the area of the "smaller" one, or of the
             "later" l, as the paper prints it, which keeps a region that contains a chosen part.
     """
     check_choice("overlap", of, get_args(OverlapOf))
-    shares = regions.containment()
-    return torch.maximum(shares, shares.T) if of == "smaller" else shares.T
+    shares = requirements.regions.containment()
+    found = (torch.maximum(shares, shares.T) if of == "smaller" else shares.T) > most
+    if requirements.peaks.shape[1]:
+        peaks = requirements.peaks.float()
+        found |= (1 - peaks) @ peaks.T == 0
+    return found
 
 
 def infer(
     scores: Tensor,
     requirements: Requirements,
-    overlap: Tensor,
+    clashing: Tensor,
     *,
-    most: float = OVERLAP,
     exhaustive: bool = False,
 ) -> Labelling:
     """The greedy labelling for each of K scores.
 
     First every requirement gets a region, all of them together the best that they can have (which
     is the best of each, unless two want the same). Then further regions follow by falling margin
-    while that is positive, but none that overlaps a chosen one of its class too much.
+    while that is positive, but none that clashes with a chosen one of its class.
 
     Args:
         scores: G, [K, P, J+1]: of the background and the J classes of the requirements.
-        overlap: [P, P], see `overlaps`; rows are the chosen regions.
-        most: t, the greatest overlap with a chosen region of the same class.
+        clashing: bool [P, P], see `clashes`; rows are the chosen regions.
         exhaustive: as the paper prints it, rank by G_{u,j} and go on until no region is left.
     """
     count, classes = len(requirements.regions), len(requirements.labels)
@@ -79,7 +84,7 @@ def infer(
         columns = [requirements.labels.index(r.label) for r in requirements.required]
         for number, column in enumerate(columns):
             chosen[:, column].scatter_(1, met[:, number : number + 1], True)
-        _extend(chosen, gains, requirements.further.to(gains.device), overlap > most, exhaustive)
+        _extend(chosen, gains, requirements.further.to(gains.device), clashing, exhaustive)
         classes_of = torch.tensor(requirements.labels, device=gains.device).view(1, -1, 1)
         return Labelling((chosen * classes_of).sum(dim=1), met)
 
@@ -132,10 +137,10 @@ def _assigned(wanted: Tensor) -> Tensor:
 
 
 def _extend(
-    chosen: Tensor, gains: Tensor, further: Tensor, clashes: Tensor, exhaustive: bool
+    chosen: Tensor, gains: Tensor, further: Tensor, clashing: Tensor, exhaustive: bool
 ) -> None:
     """Add further regions to `chosen`, bool [K, J, P], the best one of each sample at a time."""
-    blocked = (chosen.float() @ clashes.to(gains.dtype)) > 0
+    blocked = (chosen.float() @ clashing.float()) > 0
     least = -torch.inf if exhaustive else 0.0
     rows = torch.arange(len(gains), device=gains.device)
     open_ = further[None] & ~blocked & ~chosen.any(dim=1, keepdim=True)
@@ -149,4 +154,4 @@ def _extend(
         at = rows[going]
         chosen[at, column[going], region[going]] = True
         open_[at, :, region[going]] = False
-        open_[at, column[going]] &= ~clashes[region[going]]
+        open_[at, column[going]] &= ~clashing[region[going]]

@@ -47,6 +47,7 @@ class Requirements:
         labels: the classes that the annotation names, rising, J of them.
         required: what must be met, each by another region.
         further: which regions may be instances beyond those, bool [J, P].
+        peaks: the peaks of seeds that each region holds, bool [P, N]; none without seeds.
         added: how many regions were added because a requirement could not be met without.
     """
 
@@ -54,6 +55,7 @@ class Requirements:
     labels: tuple[int, ...]
     required: tuple[Requirement, ...]
     further: Tensor
+    peaks: Tensor
     added: int = 0
 
     def without_obligation(self) -> Requirements:
@@ -124,7 +126,10 @@ def requirements_of(
         if mark.kind == "tag" or mark.crowd:
             further[labels.index(mark.label)] |= row
     required = tuple(Requirement(annotation[i].label, admitted[i], i) for i in needed)
-    return Requirements(regions, labels, required, further, added)
+    peaks = torch.zeros(len(regions), 0, dtype=torch.bool)
+    if seeds is not None and len(regions):
+        peaks = regions.contains(seeds.points)
+    return Requirements(regions, labels, required, further, peaks, added)
 
 
 def _needed(annotation: Annotation) -> list[int]:
