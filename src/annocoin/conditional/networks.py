@@ -123,16 +123,23 @@ class ConditionalNetwork(nn.Module):
             noise: None is zero noise, the pointwise network PW_c, with K = 1.
             labels: the J classes that are asked for, 0 among them if wanted; default 0..C.
         """
-        joined = self.join(features[None])
-        if noise is not None:
-            joined = joined + self.join_noise(noise)
-        if self.architecture.bend:
-            joined = F.relu(joined)
-        weight, bias = self.classify.weight, self.classify.bias
+        height, width = features.shape[-2:]
+        joined = self.join(features[None])[0].flatten(1)  # [F, hw], once for all samples
+        weight, bias = self.classify.weight.flatten(1), self.classify.bias
         if labels is not None:
             chosen = torch.as_tensor(labels, device=weight.device)
             weight, bias = weight[chosen], bias[chosen]  # type: ignore[index]
-        return F.conv2d(joined, weight, bias)
+
+        def classified(hidden: Tensor) -> Tensor:
+            bent = F.relu(hidden) if self.architecture.bend else hidden
+            return torch.addmm(bias[:, None], weight, bent)  # type: ignore[index]
+
+        if noise is None:
+            return classified(joined).view(1, -1, height, width)
+        of_noise = self.join_noise.weight.flatten(1)
+        # 1x1 convolutions as products, a sample at a time: what is in work stays in the cache
+        each = [classified(torch.addmm(joined, of_noise, own.flatten(1))) for own in noise]
+        return torch.stack(each).view(len(noise), -1, height, width)
 
     def unary(
         self,
