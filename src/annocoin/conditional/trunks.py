@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import segmentation_models_pytorch as smp
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -58,6 +57,8 @@ class EncoderUNet(nn.Module):
 
     def __init__(self, encoder: str, weights: str | Path, *, stride_in_1x1: bool) -> None:
         super().__init__()
+        import segmentation_models_pytorch as smp  # here, for it takes seconds to load
+
         try:
             net = smp.Unet(
                 encoder,
