@@ -43,7 +43,7 @@ from annocoin.progress import track
 from annocoin.randomness import generator_at
 from annocoin.regions import RegionFolder, RegionSet
 from annocoin.report import overlay
-from annocoin.report.samples import draw_samples_of
+from annocoin.report.samples import picture_of_samples
 from annocoin.seeds import SeedFolder, retrieve
 from annocoin.training.cases import Cases
 from annocoin.training.conditional import ConditionalOptions, direct_step, train_from_seeds
@@ -244,7 +244,7 @@ def quality(options: argparse.Namespace) -> dict[str, Any]:
                         one[case.image_id] = samples.instances(k)
             if name == "U+P+H" and len(pictures) < 10:
                 pictures.append(
-                    draw_samples_of(
+                    picture_of_samples(
                         image.pixels(),
                         image.annotation,
                         samples,

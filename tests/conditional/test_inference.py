@@ -14,7 +14,7 @@ from annocoin.conditional.inference import clashes, columns_of, infer, total
 from annocoin.conditional.requirements import Requirements, requirements_of
 from annocoin.regions import RegionSet
 from conditional.test_requirements import seeds_at, stripes
-from conditional.worlds import annotated
+from conditional.worlds import annotated, random_seeds
 
 
 def random_scores(requirements: Requirements, seed: int, samples: int = 3) -> torch.Tensor:
@@ -23,11 +23,13 @@ def random_scores(requirements: Requirements, seed: int, samples: int = 3) -> to
 
 
 @settings(deadline=None, max_examples=200)
-@given(annotated(), st.integers(0, 1000), st.sampled_from(["smaller", "later"]))
+@given(annotated(), st.integers(0, 1000), st.sampled_from(["smaller", "later"]), st.booleans())
 def test_requirements_are_met_and_nothing_else_overlaps(
-    world: tuple[RegionSet, Annotation], seed: int, of: str
+    world: tuple[RegionSet, Annotation], seed: int, of: str, seeded: bool
 ) -> None:
-    requirements = requirements_of(world[1], world[0])
+    regions, said = world
+    seeds = random_seeds(said, seed) if seeded else None
+    requirements = requirements_of(said, regions, seeds=seeds)
     shares = requirements.regions.containment()
     overlap = torch.maximum(shares, shares.T) if of == "smaller" else shares.T
     scores = random_scores(requirements, seed)
@@ -63,7 +65,7 @@ def plain_greedy(
         for u in margins[:, column].argsort(descending=True, stable=True).tolist():
             if chosen and margins[u, column] <= 0:
                 break
-            if not any(clashing[v, u] for v in chosen):
+            if not any(clashing[column, v, u] for v in chosen):
                 chosen.append(u)
                 labels[u] = label
     return labels
@@ -93,7 +95,8 @@ def brute_force(scores: torch.Tensor, requirements: Requirements, clashing: torc
             continue
         chosen = [u for u in range(count) if choice[u]]
         if any(
-            choice[u] == choice[v] and clashing[u, v] for u, v in itertools.combinations(chosen, 2)
+            choice[u] == choice[v] and clashing[classes.index(choice[u]), u, v]
+            for u, v in itertools.combinations(chosen, 2)
         ):
             continue
         best = max(best, float(total(scores, labels, classes)))
@@ -191,7 +194,22 @@ def test_an_image_without_a_mark() -> None:
     requirements = requirements_of(Annotation((6, 8)), regions)
     found = infer(torch.zeros(3, 2, 1), requirements, clashes(requirements))
     assert found.labels.tolist() == [[0, 0]] * 3
+    assert found.labels.dtype == torch.int64
     assert found.met.shape == (3, 0)
+    empty = requirements_of(Annotation((6, 8)), regions[[]])
+    assert infer(torch.zeros(3, 0, 1), empty, clashes(empty)).labels.shape == (3, 0)
+
+
+def test_peaks_of_other_classes_are_no_peaks_of_its_own() -> None:
+    """Region 1 holds one more peak than region 0, but of another class."""
+    regions = stripes([0], [0, 1])
+    said = Annotation((6, 8), (Mark(1), Mark(2)))
+    seeds = seeds_at([(0.5, 3), (2.5, 3)], [1, 2])
+    requirements = requirements_of(said, regions, seeds=seeds)
+    first, second = clashes(requirements, 1.0)
+    assert first[0, 1]
+    assert not second[0, 1]
+    assert not clashes(requirements.without_obligation(), 1.0).any()
 
 
 def test_every_instance_needs_a_peak_of_its_own() -> None:
@@ -203,9 +221,11 @@ def test_every_instance_needs_a_peak_of_its_own() -> None:
     small = stripes([0, 1], [0], [3])
     requirements = requirements_of(said, small, seeds=seeds)
     assert clashes(requirements, 1.0).tolist() == [
-        [True, True, False],
-        [True, True, False],
-        [False, False, True],
+        [
+            [True, True, False],
+            [True, True, False],
+            [False, False, True],
+        ]
     ]
     assert infer(scores, requirements, clashes(requirements, 1.0)).labels.tolist() == [[1, 0, 1]]
     free = requirements_of(said, regions)

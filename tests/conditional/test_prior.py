@@ -33,8 +33,7 @@ def test_the_prior_is_the_expected_overlap_with_a_seeds_object() -> None:
 def test_seeds_vote_only_for_what_their_mark_admits() -> None:
     said = annotation(Mark(1, box=(0, 0, 4, 6)), Mark(1, box=(4, 0, 8, 6)))
     requirements = requirements_of(said, REGIONS, box_overlap=0.8)
-    seeds = seeds_at([(0.5, 3), (7.5, 3)], [1, 1])
-    seeds.marks[1] = 1
+    seeds = seeds_at([(0.5, 3), (7.5, 3)], [1, 1], [0, 1])
     votes = seed_votes(requirements, seeds)
     assert votes.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]
 

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from annocoin import Annotation, InputError, Mark, masks
+from annocoin.conditional.candidates import Candidates
 from annocoin.conditional.grab_cut import grab_cut
+from annocoin.conditional.prior import seed_prior, seed_votes
 from annocoin.conditional.requirements import requirements_of
 from annocoin.regions import RegionSet
 from annocoin.seeds import Seeds
-from conditional.worlds import annotated
+from conditional.worlds import annotated, random_seeds
 
 STRIPES = np.repeat([[0, 0, 1, 1, 2, 2, 3, 3]], 6, axis=0)  # four stripes of 6 x 2 pixels
 
@@ -25,14 +28,19 @@ def annotation(*marks: Mark) -> Annotation:
     return Annotation((6, 8), marks)
 
 
-def seeds_at(points: list[tuple[float, float]], labels: list[int]) -> Seeds:
+def seeds_at(
+    points: list[tuple[float, float]], labels: list[int], marks: list[int] | None = None
+) -> Seeds:
+    """Seeds for marks of the same classes, in order, if not said otherwise."""
     count = len(points)
+    if marks is None:
+        marks = [sorted(set(labels)).index(label) for label in labels]
     return Seeds(
         size=(6, 8),
         labels=torch.tensor(labels),
         points=torch.tensor(points),
         scores=torch.ones(count),
-        marks=torch.zeros(count, dtype=torch.int64),
+        marks=torch.tensor(marks),
         responses=torch.full((count, 2, 2), 0.25),
         maps=torch.zeros(count, 2, 2),
     )
@@ -57,7 +65,7 @@ def test_peaks_in_one_region_let_a_tag_fall_back_on_any() -> None:
     seeds = seeds_at([(0.5, 3), (3.5, 3)], [1, 2])
     found = requirements_of(annotation(Mark(1), Mark(2)), stripes([0, 1], [3]), seeds=seeds)
     assert found.added == 0
-    assert sorted(r.admissible.tolist() for r in found.required) == [[True, False], [True, True]]
+    assert [r.admissible.tolist() for r in found.required] == [[True, True]] * 2
 
 
 def test_two_tags_that_one_region_would_have_to_meet() -> None:
@@ -184,3 +192,68 @@ def test_every_requirement_has_a_region(world: tuple[RegionSet, Annotation]) -> 
     placed = [number for number, mark in enumerate(said) if mark.kind != "tag"]
     assert set(placed) <= {r.mark for r in found.required}
     assert torch.equal(found.regions.masks()[: len(regions)], regions.masks())
+
+
+@settings(deadline=None)
+@given(annotated(), st.integers(0, 1000))
+def test_with_seeds_too(world: tuple[RegionSet, Annotation], seed: int) -> None:
+    regions, said = world
+    found = requirements_of(said, regions, seeds=random_seeds(said, seed))
+    assert all(bool(r.admissible.any()) for r in found.required)
+    votes = seed_votes(found, random_seeds(said, seed))
+    assert bool(votes.isfinite().all())
+    assert bool(((votes.sum(dim=1) - 1).abs() < 1e-4)[votes.sum(dim=1) > 0].all())
+    assert seed_prior(found, random_seeds(said, seed)).isfinite().all()
+
+
+def test_a_tag_beside_a_mask_that_holds_its_peak() -> None:
+    """The seed of the tag has nothing to vote for; that is no reason to stop."""
+    dense = np.zeros((1, 6, 8), dtype=bool)
+    dense[0, :, 6:] = True
+    said = annotation(Mark(1, mask=masks.encode(dense)[0]), Mark(1))
+    seeds = seeds_at([(7.0, 3), (7.0, 3)], [1, 1], [0, 1])
+    found = requirements_of(said, stripes([0], [1]), seeds=seeds)
+    assert seed_votes(found, seeds)[0].tolist() == [0, 0, 1]
+    assert seed_votes(found, seeds)[1].sum() in (0, 1)
+
+
+def test_a_box_does_not_lose_its_region_to_a_tag() -> None:
+    tag, box = Mark(1), Mark(2, box=(0, 0, 2, 6))
+    regions = stripes([0], [3])
+    for marks, labels in (((tag, box), [1]), ((box, tag), [1])):
+        seeds = seeds_at([(0.5, 3)], labels, [marks.index(tag)])
+        assert requirements_of(annotation(*marks), regions, seeds=seeds).added == 0
+
+
+def test_more_of_a_crowd_may_follow_though_it_has_one_seed() -> None:
+    said = annotation(Mark(1, box=(0, 0, 6, 6), crowd=True))
+    seeds = seeds_at([(0.5, 3)], [1])
+    found = requirements_of(said, stripes([0], [1], [2], [3]), seeds=seeds)
+    assert [held.shape[1] for held in found.peaks] == [0]
+
+
+def test_an_empty_mask_says_no_more_than_its_box() -> None:
+    nothing = masks.encode(np.zeros((1, 6, 8), dtype=bool))[0]
+    boxed = requirements_of(annotation(Mark(1, mask=nothing, box=(0, 0, 2, 6))), stripes([0], [3]))
+    assert boxed.required[0].admissible.tolist() == [True, False]
+    tagged = requirements_of(annotation(Mark(1, mask=nothing)), stripes([0], [3]))
+    assert tagged.required[0].admissible.tolist() == [True, True]
+
+
+def test_seeds_of_another_annotation() -> None:
+    seeds = seeds_at([(0.5, 3), (7.0, 3)], [1, 2])
+    with pytest.raises(InputError, match="run `annocoin seeds` again"):
+        requirements_of(annotation(Mark(2), Mark(1)), stripes([0]), seeds=seeds)
+    with pytest.raises(InputError, match="run `annocoin seeds` again"):
+        requirements_of(annotation(Mark(1)), stripes([0]), seeds=seeds)
+
+
+def test_everything_moves_to_another_device() -> None:
+    said = annotation(Mark(1), Mark(2, box=(0, 0, 2, 6)))
+    seeds = seeds_at([(0.5, 3), (7.0, 3)], [1, 2])
+    requirements = requirements_of(said, stripes([0], [1, 2], [3]), seeds=seeds)
+    moved = Candidates(requirements, seeds=seeds).to("meta")
+    there = [moved.clashing, moved.coupling, moved.prior, moved.requirements.further]
+    there += [r.admissible for r in moved.requirements.required] + list(moved.requirements.peaks)
+    there += [moved.regions.membership, moved.regions.superpixels]
+    assert all(tensor is not None and tensor.device.type == "meta" for tensor in there)

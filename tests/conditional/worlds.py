@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from annocoin import Annotation, Mark, masks
 from annocoin.regions import RegionSet
+from annocoin.seeds import Seeds
 from regions.worlds import worlds
 
 
@@ -36,3 +38,21 @@ def annotated(draw: st.DrawFn, most: int = 7, marks: int = 4) -> tuple[RegionSet
             }[kind]
         )
     return regions, Annotation((height, width), tuple(said))
+
+
+def random_seeds(annotation: Annotation, seed: int) -> Seeds:
+    """One or two seeds for every mark, anywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    repeats = torch.randint(1, 3, (len(annotation),), generator=generator)
+    marks = torch.arange(len(annotation)).repeat_interleave(repeats)
+    count, (height, width) = len(marks), annotation.size
+    responses = torch.rand(count, 3, 3, generator=generator)
+    return Seeds(
+        size=annotation.size,
+        labels=annotation.labels[marks],
+        points=torch.rand(count, 2, generator=generator) * torch.tensor([width, height]),
+        scores=torch.rand(count, generator=generator),
+        marks=marks,
+        responses=responses / responses.sum(dim=(1, 2), keepdim=True),
+        maps=torch.randn(count, 3, 3, generator=generator),
+    )

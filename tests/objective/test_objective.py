@@ -37,11 +37,12 @@ def world(seed: int, samples: int = 4, regions: int = 6) -> tuple[torch.Tensor, 
 
 def loss_between(first: list[int], second: list[int], iou: torch.Tensor) -> float:
     """Delta(y, y') from its words."""
-    found = (sum(y > 0 for y in first) + sum(y > 0 for y in second)) / 2
-    for u, v in itertools.product(range(len(first)), repeat=2):
-        if first[u] > 0 and first[u] == second[v]:
-            found -= float(iou[u, v])
-    return found
+
+    def common(one: list[int], other: list[int]) -> float:
+        pairs = itertools.product(range(len(one)), repeat=2)
+        return sum(float(iou[u, v]) for u, v in pairs if one[u] > 0 and one[u] == other[v])
+
+    return (common(first, first) + common(second, second)) / 2 - common(first, second)
 
 
 @given(st.integers(0, 10_000))
@@ -52,6 +53,7 @@ def test_losses_between_samples(seed: int) -> None:
         expected = loss_between(labels[k].tolist(), labels[other].tolist(), iou)
         assert float(found[k, other]) == pytest.approx(expected)
     torch.testing.assert_close(found, found.T)  # the factor 2 of the gradient needs it
+    assert found.diagonal().abs().max() < 1e-9
 
 
 def test_equal_samples_differ_by_nothing_and_a_moved_instance_by_one() -> None:
@@ -85,12 +87,32 @@ def test_cross_diversity_by_loops(seed: int) -> None:
 
 @given(st.integers(0, 10_000))
 def test_disagreement_table_adds_up_to_the_loss(seed: int) -> None:
+    """For a sample with one instance of a class, which overlaps no other of its class."""
     labels, iou = world(seed, samples=2)
+    labels[0] = 0
+    labels[0, :2] = torch.tensor(CLASSES)
     table = disagreement_table(labels[1], iou, CLASSES)
-    found = float((labels[1] > 0).sum()) / 2
+    nothing = [0] * 6
+    found = loss_between(nothing, labels[1].tolist(), iou)  # k(y', y') / 2
     for u, label in enumerate(labels[0].tolist()):
         found += float(table[u, {0: 0, 2: 1, 5: 2}[label]])
     assert found == pytest.approx(loss_between(labels[0].tolist(), labels[1].tolist(), iou))
+
+
+def test_losses_between_samples_of_real_regions_are_never_negative() -> None:
+    """Nested regions of one class, as two boxes may require them."""
+    iou = torch.tensor([[1.0, 0.5, 0.25], [0.5, 1.0, 0.5], [0.25, 0.5, 1.0]])
+    labels = torch.tensor([[2, 2, 0], [2, 2, 0], [2, 0, 2], [0, 2, 0]])
+    losses = sample_losses(labels, iou, (2,))
+    assert float(losses.min()) >= 0
+    assert losses[0, 1] == 0
+    assert float(self_diversity(labels[:2], iou, (2,))) == 0
+
+
+def test_no_classes() -> None:
+    nothing = torch.zeros(3, 4, dtype=torch.int64)
+    assert disagreement_table(nothing, torch.eye(4), ()).shape == (3, 4, 1)
+    assert float(self_diversity(nothing, torch.eye(4), ())) == 0
 
 
 def test_prediction_loss_table_by_hand() -> None:
@@ -134,6 +156,9 @@ def test_dissimilarity() -> None:
     three = [torch.tensor(float(x)) for x in (10, 4, 2)]
     assert float(dissimilarity(*three, gamma=0.5)) == 7
     assert float(dissimilarity(*three, gamma=1.0)) == 6
+    assert float(dissimilarity(three[0], None, three[2], gamma=0.5)) == 9  # PW_c
+    assert float(dissimilarity(three[0], three[1], None, gamma=0.5)) == 8  # PW_p
+    assert float(dissimilarity(three[0], None, None)) == 10
     with pytest.raises(InputError, match="gamma"):
         dissimilarity(*three, gamma=1.5)
 
@@ -181,7 +206,7 @@ def test_the_estimator_is_the_gradient_of_the_expected_loss(epsilon: float, gamm
     theta = start.float().requires_grad_()
     gradients = []
     generator = torch.Generator().manual_seed(0)
-    for _ in range(300):
+    for _ in range(600):
         noise = torch.rand(60, 3, generator=generator) * 2 - 1
         scores = scores_of(theta, noise)
         fixed = scores.detach()
@@ -198,7 +223,7 @@ def test_the_estimator_is_the_gradient_of_the_expected_loss(epsilon: float, gamm
         )
         gradients.append(torch.autograd.grad(surrogate, theta)[0])
     found = torch.stack(gradients).mean(dim=0)
-    assert found.tolist() == pytest.approx(true, abs=0.04)
+    assert found.tolist() == pytest.approx(true, abs=0.03)
     assert max(abs(g) for g in true) > 0.2  # so that the test can fail
 
 

@@ -112,7 +112,7 @@ def test_a_mark_chooses_among_the_regions_that_it_admits(by: By) -> None:
 def test_seeds_of_another_annotation_are_refused() -> None:
     regions = stripes([[0]], [0.5])
     seeds = seeds_at([(0.5, 3)], [1], [1.0], [3])
-    with pytest.raises(InputError, match="seeds for 4 marks, the annotation has 2"):
+    with pytest.raises(InputError, match="seeds of another image or annotation"):
         retrieve(regions, seeds, TAG)
     with pytest.raises(InputError, match="expected one image"):
         retrieve(regions, seeds_at([], [], [], size=(3, 3)), TAG)

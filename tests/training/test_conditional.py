@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from annocoin import InputError
+from annocoin import Annotation, InputError
 from annocoin.conditional.candidates import Candidates, ScoringOptions, draw_samples
 from annocoin.conditional.inference import total
 from annocoin.conditional.networks import Architecture, ConditionalNetwork
+from annocoin.conditional.requirements import requirements_of
 from annocoin.objective.task_loss import disagreement_table
 from annocoin.randomness import generator_at
+from annocoin.seeds import Seeds
 from annocoin.training.cases import Case
 from annocoin.training.conditional import (
     ConditionalOptions,
@@ -138,30 +140,106 @@ def test_every_switch_trains(changes: dict[str, Any]) -> None:
         assert all(f["self_diversity"] == 0 for f in figures)
 
 
-def test_a_step_by_loops() -> None:
-    """S(y_a), S(y_b) and S(y_c) of every sample, found one by one."""
+@pytest.mark.parametrize("epsilon", [3.0, -3.0])
+def test_a_step_by_loops(epsilon: float) -> None:
+    """S(y_a), S(y_b) and S(y_c) of every sample, found one by one; and their gradient."""
     case = CASES[0]
     candidates = Candidates(case.requirements)
     classes = case.requirements.labels
     generator = torch.Generator().manual_seed(0)
-    unary = torch.randn(3, len(candidates.regions), 2, generator=generator)
-    table = torch.rand(len(candidates.regions), 2, generator=generator)
-    options = replace(QUICK, samples=3, epsilon=0.7, gamma=0.3, diversity=2.0)
+    unary = torch.randn(3, len(candidates.regions), 2, generator=generator, requires_grad=True)
+    table = 3 * torch.rand(len(candidates.regions), 2, generator=generator)
+    options = replace(QUICK, samples=3, epsilon=epsilon, gamma=0.3, diversity=4.0)
     found, _ = direct_step(unary, candidates, table, options)
     scores = candidates.scores(unary)
-    y = [candidates.infer(scores[k : k + 1]).labels[0] for k in range(3)]
-    expected = 0.0
+
+    def argmax(values: Tensor, otherwise: Tensor | None = None) -> Tensor:
+        labels = candidates.infer(values[None].detach()).labels[0]
+        if otherwise is not None and total(values, labels, classes) < total(
+            values, otherwise, classes
+        ):
+            return otherwise
+        return labels
+
+    y = [argmax(scores[k]) for k in range(3)]
+    expected = torch.zeros(())
+    moved = 0
     for k in range(3):
-        own = float(total(scores[k], y[k], classes))
-        away = candidates.infer(scores[k : k + 1] + 0.7 * table).labels[0]
-        expected += (float(total(scores[k], away, classes)) - own) / 0.7 / 3
+        own = total(scores[k], y[k], classes)
+        away = argmax(scores[k] + epsilon * table, y[k])
+        moved += int(not torch.equal(away, y[k]))
+        expected = expected + (total(scores[k], away, classes) - own) / epsilon / 3
         for other in range(3):
             if other != k:
-                costs = 2.0 * disagreement_table(y[other], candidates.iou, classes)
-                apart = candidates.infer(scores[k : k + 1] + 0.7 * costs).labels[0]
-                gain = float(total(scores[k], apart, classes)) - own
-                expected -= 2 * 0.3 * gain / 0.7 / 6
-    assert found.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+                costs = 4.0 * disagreement_table(y[other], candidates.iou, classes)
+                apart = argmax(scores[k] + epsilon * costs, y[k])
+                moved += int(not torch.equal(apart, y[k]))
+                gain = total(scores[k], apart, classes) - own
+                expected = expected - 2 * 0.3 * gain / epsilon / 6
+    assert moved > 3  # so that there is something to see
+    assert found.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-4)
+    (true,) = torch.autograd.grad(expected, unary)
+    (gradient,) = torch.autograd.grad(found, unary)
+    assert true.abs().max() > 0
+    torch.testing.assert_close(gradient, true)
+
+
+def test_rounds_see_other_images_in_another_order() -> None:
+    seen: dict[str, list[object]] = {}
+    for name in ("round 1", "round 2"):
+        asked = seen.setdefault(name, [])
+
+        def table(case: Case, asked: list[object] = asked) -> Tensor:
+            asked.append(case.image_id)
+            return favouring(OBJECT)(case)
+
+        train_against(network(), CASES, table, replace(QUICK, steps=1, batch=8), name=name)
+    assert set(seen["round 1"]) == set(seen["round 2"]) == set(range(8))
+    assert seen["round 1"] != seen["round 2"]
+
+
+def test_an_image_without_a_mark() -> None:
+    said = Annotation((64, 64))
+    regions = CASES[0].requirements.regions
+    none = Seeds(
+        (64, 64), *(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2), torch.zeros(0)),
+        torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2, 2), torch.zeros(0, 2, 2),
+    )  # fmt: skip
+    for left in (regions, regions[[]]):
+        empty = Case("none", CASES[0].pixels, requirements_of(said, left), none)
+        samples = draw_samples(network().eval(), empty.pixels, empty.candidates(), 3)
+        assert len(samples.consensus()) == 0
+        assert samples.diversity == 0
+        net = network()
+        train_from_seeds(net, [empty], replace(QUICK, initial_steps=1, batch=1))
+        table = torch.zeros(len(left), 1)
+        train_against(net, [empty], lambda _, t=table: t, replace(QUICK, steps=1, batch=1))
+
+
+def test_a_bad_table_is_named() -> None:
+    with pytest.raises(InputError, match=r"step 1, image \d+: a loss table of shape \(2, 2\)"):
+        train_against(network(), CASES, lambda _: torch.zeros(2, 2), QUICK)
+    with pytest.raises(InputError, match="finite"):
+        train_against(network(), CASES, lambda c: favouring(0)(c) * torch.nan, QUICK)
+
+
+def test_mirrored_cases() -> None:
+    case = CASES[1]
+    mirrored = case.mirrored()
+    assert torch.equal(mirrored.pixels, case.pixels.flip(2))
+    assert torch.equal(mirrored.targets(), case.targets().flip(2))
+    assert torch.equal(mirrored.mirrored().targets(), case.targets())
+    with pytest.raises(ValueError, match="mirrored"):
+        mirrored.candidates()
+
+
+def test_scores_keep_their_digits_under_autocast() -> None:
+    net, case = network().eval(), CASES[0]
+    candidates = case.candidates()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        features = net.features(case.pixels[None])[0]
+        unary = net.unary(features, net.noise(2, features), candidates.regions, candidates.columns)
+        assert candidates.scores(unary).dtype == torch.float32
 
 
 def test_features_of_images_of_several_sizes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from annocoin.conditional import scoring
 from annocoin.conditional.inference import (
+    OVERLAP,
     Labelling,
     OverlapOf,
     clashes,
@@ -22,7 +24,7 @@ from annocoin.conditional.prior import seed_prior
 from annocoin.conditional.requirements import Requirements
 from annocoin.conditional.samples import Samples
 from annocoin.conditional.scoring import PairwiseForm, coupling, final_scores
-from annocoin.errors import InputError, check_choice
+from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.regions import RegionSet
 from annocoin.seeds import Seeds
 
@@ -50,7 +52,7 @@ class ScoringOptions:
     sharpness: float = scoring.SHARPNESS
     iterations: int = scoring.ITERATIONS
     delta: float = scoring.DELTA
-    most: float = 0.3
+    most: float = OVERLAP
     overlap: OverlapOf = "smaller"
     exhaustive: bool = False
 
@@ -58,6 +60,7 @@ class ScoringOptions:
         check_choice("terms", self.terms, get_args(Terms))
         check_choice("pairwise", self.pairwise, get_args(PairwiseForm))
         check_choice("overlap", self.overlap, get_args(OverlapOf))
+        check_positive("iterations", self.iterations)
         if not (self.sharpness > 0 and self.delta > 0 and 0 <= self.most <= 1 and self.prior >= 0):
             raise InputError(
                 f"sharpness {self.sharpness}, delta {self.delta}, most {self.most}, "
@@ -91,6 +94,16 @@ class Candidates:
         self.form = form
         self.coupling = coupling(requirements.regions, form)
         self.clashing = clashes(requirements, self.options.most, self.options.overlap)
+
+    def to(self, device: torch.device | str) -> Candidates:
+        """The same on another device."""
+        moved = copy.copy(self)
+        moved.__dict__.pop("iou", None)
+        moved.requirements = self.requirements.to(device)
+        moved.clashing = self.clashing.to(device)
+        moved.coupling = None if self.coupling is None else self.coupling.to(device)
+        moved.prior = None if self.prior is None else self.prior.to(device)
+        return moved
 
     @property
     def regions(self) -> RegionSet:
@@ -129,7 +142,7 @@ class Candidates:
         columns = columns_of(labelling.labels, self.requirements.labels)
         own = scores.gather(2, columns[..., None])[..., 0]
         return Samples(
-            regions=self.regions,
+            regions=self.regions.to("cpu"),
             labels=labelling.labels.cpu(),
             margins=(own - scores[..., 0]).detach().float().cpu(),
             met=labelling.met.cpu(),
@@ -152,7 +165,9 @@ def draw_samples(
         count: K; 0 gives the single sample of the pointwise network PW_c, with zero noise.
         generator: of the noise.
     """
-    features = net.features(pixels[None])[0]
+    device = net.mean.device
+    candidates = candidates.to(device)
+    features = net.features(pixels[None].to(device))[0]
     noise = net.noise(count, features, generator) if count else None
     unary = net.unary(features, noise, candidates.regions, candidates.columns)
     return candidates.samples(candidates.scores(unary))

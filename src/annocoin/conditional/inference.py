@@ -32,10 +32,10 @@ class Labelling(NamedTuple):
 
 
 def clashes(requirements: Requirements, most: float = OVERLAP, of: OverlapOf = "smaller") -> Tensor:
-    """Whether a chosen region i keeps region l from being another instance of its class: [P, P].
+    """Whether a chosen region i keeps region l from being another instance of class j: [J, P, P].
 
-    It does if they overlap too much, or if it already holds every peak that l holds: an instance
-    needs a peak of its own. (Without seeds, overlap alone decides.)
+    It does if they overlap too much, or if it already holds every peak of j that l holds: an
+    instance of a tag needs a peak of its own. (Without seeds, overlap alone decides.)
 
     Args:
         most: t, the greatest overlap.
@@ -45,10 +45,11 @@ def clashes(requirements: Requirements, most: float = OVERLAP, of: OverlapOf = "
     check_choice("overlap", of, get_args(OverlapOf))
     shares = requirements.regions.containment()
     found = (torch.maximum(shares, shares.T) if of == "smaller" else shares.T) > most
-    if requirements.peaks.shape[1]:
-        peaks = requirements.peaks.float()
-        found |= (1 - peaks) @ peaks.T == 0
-    return found
+    rows = []
+    for held in requirements.peaks:
+        peaks = held.float()
+        rows.append(found | ((1 - peaks) @ peaks.T == 0) if held.shape[1] else found)
+    return torch.stack(rows) if rows else found.new_zeros(0, *found.shape)
 
 
 def infer(
@@ -66,7 +67,7 @@ def infer(
 
     Args:
         scores: G, [K, P, J+1]: of the background and the J classes of the requirements.
-        clashing: bool [P, P], see `clashes`; rows are the chosen regions.
+        clashing: bool [J, P, P], see `clashes`; rows are the chosen regions.
         exhaustive: as the paper prints it, rank by G_{u,j} and go on until no region is left.
     """
     count, classes = len(requirements.regions), len(requirements.labels)
@@ -85,8 +86,8 @@ def infer(
         for number, column in enumerate(columns):
             chosen[:, column].scatter_(1, met[:, number : number + 1], True)
         _extend(chosen, gains, requirements.further.to(gains.device), clashing, exhaustive)
-        classes_of = torch.tensor(requirements.labels, device=gains.device).view(1, -1, 1)
-        return Labelling((chosen * classes_of).sum(dim=1), met)
+        classes_of = torch.tensor(requirements.labels, dtype=torch.int64, device=gains.device)
+        return Labelling((chosen * classes_of.view(1, -1, 1)).sum(dim=1), met)
 
 
 def total(values: Tensor, labels: Tensor, classes: tuple[int, ...]) -> Tensor:
@@ -140,18 +141,19 @@ def _extend(
     chosen: Tensor, gains: Tensor, further: Tensor, clashing: Tensor, exhaustive: bool
 ) -> None:
     """Add further regions to `chosen`, bool [K, J, P], the best one of each sample at a time."""
-    blocked = (chosen.float() @ clashing.float()) > 0
+    if not gains.numel():
+        return
+    blocked = torch.einsum("kjp,jpq->kjq", chosen.float(), clashing.float()) > 0
     least = -torch.inf if exhaustive else 0.0
     rows = torch.arange(len(gains), device=gains.device)
     open_ = further[None] & ~blocked & ~chosen.any(dim=1, keepdim=True)
     while True:
-        left = gains.masked_fill(~open_, -torch.inf).flatten(1)
-        gain, place = left.max(dim=1) if left.shape[1] else (left.new_zeros(0), None)
+        gain, place = gains.masked_fill(~open_, -torch.inf).flatten(1).max(dim=1)
         going = gain > least
-        if place is None or not bool(going.any()):
+        if not bool(going.any()):
             return
         column, region = place // gains.shape[2], place % gains.shape[2]
         at = rows[going]
         chosen[at, column[going], region[going]] = True
         open_[at, :, region[going]] = False
-        open_[at, column[going]] &= ~clashing[region[going]]
+        open_[at, column[going]] &= ~clashing[column[going], region[going]]

@@ -19,6 +19,9 @@ from annocoin.regions.network import MEAN, STD
 from annocoin.regions.region_set import Over
 from annocoin.seeds.backbones import SCRATCH
 
+FINE = 96
+"""The least length of the longer side at which scores are averaged over regions of an image."""
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -127,6 +130,8 @@ class ConditionalNetwork(nn.Module):
         joined = self.join(features[None])[0].flatten(1)  # [F, hw], once for all samples
         weight, bias = self.classify.weight.flatten(1), self.classify.bias
         if labels is not None:
+            if any(not 0 <= label < len(weight) for label in labels):
+                raise InputError(f"classes {list(labels)}; the network has 0..{len(weight) - 1}")
             chosen = torch.as_tensor(labels, device=weight.device)
             weight, bias = weight[chosen], bias[chosen]  # type: ignore[index]
 
@@ -149,7 +154,12 @@ class ConditionalNetwork(nn.Module):
         labels: Sequence[int] | None = None,
     ) -> Tensor:
         """F^k_{u,j}, the score of each region for each class: [K, P, J]; see `pixel_scores`."""
-        pixels = self.pixel_scores(features, noise, labels)
+        pixels = self.pixel_scores(features, noise, labels).float()  # argmaxes want all digits
+        height, width = pixels.shape[-2:]
+        larger = min(FINE, max(regions.size)) / max(height, width)
+        if larger > 1:  # or small regions would get no pixel at all
+            size = (max(1, round(height * larger)), max(1, round(width * larger)))
+            pixels = F.interpolate(pixels, size, mode="bilinear")
         return self.architecture.scale * regions.pool(pixels, over=self.architecture.over)
 
     @torch.no_grad()

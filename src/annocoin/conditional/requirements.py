@@ -16,16 +16,15 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
-from annocoin import masks as rle
-from annocoin.conditional.grab_cut import grab_cut
+from annocoin.conditional.admission import admissible_regions
+from annocoin.conditional.stand_ins import stand_in
 from annocoin.errors import InputError
-from annocoin.masks import RLE
+from annocoin.masks import areas
 from annocoin.regions import RegionSet, with_masks
 from annocoin.seeds import Seeds
 from annocoin.types import Annotation, Mark
 
 Image = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
 
 BOX_OVERLAP = 0.5
 
@@ -47,7 +46,8 @@ class Requirements:
         labels: the classes that the annotation names, rising, J of them.
         required: what must be met, each by another region.
         further: which regions may be instances beyond those, bool [J, P].
-        peaks: the peaks of seeds that each region holds, bool [P, N]; none without seeds.
+        peaks: for each of the labels the peaks of its seeds that a region holds, bool [P, N]. An
+            instance of a tag needs a peak of its own; where N is 0, this is not asked for.
         added: how many regions were added because a requirement could not be met without.
     """
 
@@ -55,20 +55,36 @@ class Requirements:
     labels: tuple[int, ...]
     required: tuple[Requirement, ...]
     further: Tensor
-    peaks: Tensor
+    peaks: tuple[Tensor, ...]
     added: int = 0
 
     def without_obligation(self) -> Requirements:
         """Nothing is required, every region may be anything that the annotation names.
 
-        This leaves the higher order term out (U and U+P in the paper's ablation).
+        This leaves the higher order term out (U and U+P in the paper's ablation), and what seeds
+        have to do with it.
         """
-        return replace(self, required=(), further=torch.ones_like(self.further))
+        return replace(
+            self,
+            required=(),
+            further=torch.ones_like(self.further),
+            peaks=tuple(held[:, :0] for held in self.peaks),
+        )
 
     def met_by(self, labels: Tensor) -> bool:
         """Whether a labelling, int64 [P] of 0..C, has a region of its own for every requirement."""
         meets = [r.admissible & (labels == r.label) for r in self.required]
         return not len(meets) or bool((_matched(torch.stack(meets)) >= 0).all())
+
+    def to(self, device: torch.device | str) -> Requirements:
+        """The same on another device."""
+        return replace(
+            self,
+            regions=self.regions.to(device),
+            required=tuple(r._replace(admissible=r.admissible.to(device)) for r in self.required),
+            further=self.further.to(device),
+            peaks=tuple(held.to(device) for held in self.peaks),
+        )
 
 
 def requirements_of(
@@ -81,55 +97,77 @@ def requirements_of(
 ) -> Requirements:
     """The requirements of an annotation, and the regions with which all of them can be met.
 
-    - A tag admits every region; with seeds, those that hold a peak of its class and none of
-      another, as far as there are any. More instances of its class may follow.
-    - A point admits the regions that contain it (and no other point, as far as there are any), a
-      box those whose tight box has an IoU of `box_overlap` with it. A mask joins the regions and
-      admits itself alone.
-    - A mark of a crowd is one of several objects: it admits regions that lie mostly in its place,
-      and more may follow there.
+    A tag requires one region of its class, and more may follow; a point, a box or a mask requires
+    exactly one, and a mask joins the regions as that one. A mark of a crowd requires one in its
+    place, and more may follow there. `admissible_regions` says which would do.
 
     If no region is left for a mark, one is added: for a box GrabCut's answer or else the box, for a
     point the superpixel under it, for a tag the whole image.
 
     Args:
+        seeds: with them, tags admit only regions that hold a peak of their class.
         image: for GrabCut, uint8 [H, W, 3].
     """
-    if regions.size != annotation.size or (seeds is not None and seeds.size != annotation.size):
+    if regions.size != annotation.size:
         raise InputError(
             f"regions of an image {regions.size}, an annotation of {annotation.size}; "
             "expected one image"
         )
+    if seeds is not None:
+        seeds.check_for(annotation)
+    annotation = replace(annotation, marks=tuple(map(_without_empty_mask, annotation)))
+    is_own = [mark.mask is not None and not mark.crowd for mark in annotation]
     own = [mark.mask for mark in annotation if mark.mask is not None and not mark.crowd]
     count = len(regions)
     if own:
         regions = with_masks(regions, own)
-    numbers = iter(range(count, len(regions)))
+    places = torch.arange(len(regions))
+    free = places < count  # a mask that is known is nobody else's
     admitted = [
-        _only(next(numbers), len(regions))
-        if mark.mask is not None and not mark.crowd
-        else _admissible(number, annotation, regions, seeds, box_overlap)
-        for number, mark in enumerate(annotation)
+        places == count + sum(is_own[:number])
+        if is_own[number]
+        else admissible_regions(number, annotation, regions, seeds, box_overlap) & free
+        for number in range(len(annotation))
     ]
-    free = torch.arange(len(regions)) < count  # a mask that is known is nobody else's
-    for number, mark in enumerate(annotation):
-        if mark.mask is None or mark.crowd:
-            admitted[number] = admitted[number] & free
     needed = _needed(annotation)
-    for number in _lacking(admitted, needed):  # seeds are guesses: tags fall back on any region
-        if annotation[number].kind == "tag":
-            admitted[number] = free
+    wider = [
+        free if mark.kind == "tag" else row for mark, row in zip(annotation, admitted, strict=True)
+    ]
+    if len(_lacking(wider, needed)) < len(_lacking(admitted, needed)):
+        admitted = wider  # seeds are guesses: tags fall back on any region
     regions, admitted, added = _completed(annotation, regions, admitted, needed, image, box_overlap)
+    return _assembled(annotation, regions, admitted, needed, seeds, added)
+
+
+def _assembled(
+    annotation: Annotation,
+    regions: RegionSet,
+    admitted: list[Tensor],
+    needed: list[int],
+    seeds: Seeds | None,
+    added: int,
+) -> Requirements:
     labels = annotation.distinct_labels
     further = torch.zeros(len(labels), len(regions), dtype=torch.bool)
+    peaks = [torch.zeros(len(regions), 0, dtype=torch.bool)] * len(labels)
     for mark, row in zip(annotation, admitted, strict=True):
+        column = labels.index(mark.label)
         if mark.kind == "tag" or mark.crowd:
-            further[labels.index(mark.label)] |= row
+            further[column] |= row
+        if mark.kind == "tag" and seeds is not None and len(regions):
+            peaks[column] = regions.contains(seeds.points[seeds.labels == mark.label])
+    for mark in annotation:
+        if mark.crowd:  # a crowd has one seed and several objects
+            peaks[labels.index(mark.label)] = torch.zeros(len(regions), 0, dtype=torch.bool)
     required = tuple(Requirement(annotation[i].label, admitted[i], i) for i in needed)
-    peaks = torch.zeros(len(regions), 0, dtype=torch.bool)
-    if seeds is not None and len(regions):
-        peaks = regions.contains(seeds.points)
-    return Requirements(regions, labels, required, further, peaks, added)
+    return Requirements(regions, labels, required, further, tuple(peaks), added)
+
+
+def _without_empty_mask(mark: Mark) -> Mark:
+    """A mark whose mask has no pixel says no more than its box, its point or its class."""
+    if mark.mask is not None and not areas([mark.mask])[0]:
+        return replace(mark, mask=None)
+    return mark
 
 
 def _needed(annotation: Annotation) -> list[int]:
@@ -145,49 +183,6 @@ def _needed(annotation: Annotation) -> list[int]:
     return needed
 
 
-def _admissible(
-    number: int,
-    annotation: Annotation,
-    regions: RegionSet,
-    seeds: Seeds | None,
-    box_overlap: float,
-) -> Tensor:
-    """Which regions meet a mark, bool [P]; a tensor of its own."""
-    mark = annotation[number]
-    others = annotation.points[[i for i in range(len(annotation)) if i != number]]
-    others = others[others.isfinite().all(dim=1)]
-    if len(regions) == 0:
-        return torch.zeros(0, dtype=torch.bool)
-    if mark.crowd and mark.kind in ("box", "mask"):
-        place = torch.from_numpy(_place(mark, regions.size))[None].float()
-        return regions.pool(place, over="region")[:, 0] > 0.5
-    if mark.box is not None:
-        fits = regions.box_iou([mark.box])[:, 0] >= box_overlap
-        if mark.point is None:
-            return fits
-        return _first_that_leaves_any(fits & regions.contains([mark.point])[:, 0], fits)
-    if mark.point is not None:
-        contains = regions.contains([mark.point])[:, 0]
-        return _first_that_leaves_any(contains & ~regions.contains(others).any(dim=1), contains)
-    return _seeded(mark.label, regions, seeds)
-
-
-def _seeded(label: int, regions: RegionSet, seeds: Seeds | None) -> Tensor:
-    """The regions that seeds leave for a tag."""
-    everything = torch.ones(len(regions), dtype=torch.bool)
-    if seeds is None or not len(seeds):
-        return everything
-    holds = regions.contains(seeds.points)
-    own = holds[:, seeds.labels == label].any(dim=1)
-    alone = own & ~holds[:, seeds.labels != label].any(dim=1)
-    return _first_that_leaves_any(alone, own, everything)
-
-
-def _first_that_leaves_any(*choices: Tensor) -> Tensor:
-    """The first of some bool [P] that is true anywhere; else the last."""
-    return next((choice for choice in choices if choice.any()), choices[-1])
-
-
 def _completed(
     annotation: Annotation,
     regions: RegionSet,
@@ -201,15 +196,16 @@ def _completed(
     if not lacking:
         return regions, admitted, 0
     before = len(regions)
-    new = [_made(annotation[i], regions, image, box_overlap) for i in lacking]
+    new = [stand_in(annotation[i], regions, image, box_overlap) for i in lacking]
     regions = with_masks(regions, new, score=0.0)
+    wider = []
     for number, row in enumerate(admitted):
-        wider = torch.zeros(len(regions), dtype=torch.bool)
-        wider[:before] = row
+        longer = torch.zeros(len(regions), dtype=torch.bool)
+        longer[:before] = row
         if number in lacking:
-            wider[before + lacking.index(number)] = True
-        admitted[number] = wider
-    return regions, admitted, len(new)
+            longer[before + lacking.index(number)] = True
+        wider.append(longer)
+    return regions, wider, len(new)
 
 
 def _lacking(admitted: list[Tensor], needed: list[int]) -> list[int]:
@@ -226,51 +222,3 @@ def _matched(table: Tensor) -> Tensor:
         return torch.full((len(table),), -1)
     found = maximum_bipartite_matching(csr_array(table.cpu().numpy()), perm_type="column")
     return torch.from_numpy(found.astype(np.int64))
-
-
-def _made(mark: Mark, regions: RegionSet, image: Image | None, box_overlap: float) -> RLE:
-    """A region for a mark that none is left for."""
-    height, width = regions.size
-    mask: Mask = np.zeros((height, width), dtype=bool)
-    if mark.mask is not None or mark.box is not None:
-        mask = _place(mark, regions.size)
-        cut = grab_cut(image, mask) if image is not None and not mark.crowd else None
-        if cut is not None and _box_overlap(cut, mask) >= box_overlap:
-            mask = cut
-    elif mark.point is not None:
-        x, y = min(int(mark.point[0]), width - 1), min(int(mark.point[1]), height - 1)
-        superpixels = regions.superpixels.cpu().numpy()
-        mask = superpixels == superpixels[y, x]
-    else:
-        mask[:] = True
-    return rle.encode(mask[None])[0]
-
-
-def _place(mark: Mark, size: tuple[int, int]) -> Mask:
-    """The pixels of a mark's mask or box; at least one."""
-    if mark.mask is not None:
-        return rle.decode([mark.mask], size)[0].astype(bool)
-    assert mark.box is not None
-    x0, y0 = int(np.floor(mark.box[0])), int(np.floor(mark.box[1]))
-    x1, y1 = int(np.ceil(mark.box[2])), int(np.ceil(mark.box[3]))
-    mask: Mask = np.zeros(size, dtype=bool)
-    mask[y0:y1, x0:x1] = True
-    return mask
-
-
-def _box_overlap(first: Mask, second: Mask) -> float:
-    a, b = np.array(_tight(first)), np.array(_tight(second))
-    sides = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None)
-    common = float(sides.prod())
-    return common / (float((a[2:] - a[:2]).prod()) + float((b[2:] - b[:2]).prod()) - common)
-
-
-def _tight(mask: Mask) -> tuple[int, int, int, int]:
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
-
-
-def _only(place: int, count: int) -> Tensor:
-    row = torch.zeros(count, dtype=torch.bool)
-    row[place] = True
-    return row

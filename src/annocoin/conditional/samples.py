@@ -89,12 +89,14 @@ class Samples:
         count, regions = self.labels.shape
         best = torch.zeros(count, regions, count, dtype=torch.float64)
         used = (self.labels > 0).any(dim=0).nonzero()[:, 0]
+        if not len(used):
+            return best
         iou = self.regions[used].iou().double()
         labels = self.labels[:, used]
-        for other in range(count):
-            for k in range(count):
+        for k in range(count):
+            for other in range(count):
                 same = (labels[k][:, None] == labels[other][None]) & (labels[k] > 0)[:, None]
-                best[k, used, other] = (iou * same).amax(dim=1) if len(used) else iou.sum()
+                best[k, used, other] = (iou * same).amax(dim=1)
         return best
 
     @cached_property

@@ -106,6 +106,8 @@ def votes_of_neighbours(
     """
     if sharpness <= 0:
         raise InputError(f"sharpness {sharpness}; expected above 0")
+    if not unary[..., 1:].numel():
+        return unary
     background = unary[..., :1]
     margins = unary[..., 1:] - background
     highest = margins.detach().amax(dim=-2, keepdim=True)

@@ -24,6 +24,9 @@ WIDTH = 32
 
 DECODER = (128, 96, 64, 48, WIDTH)
 
+DEEP, SHALLOW = 32, 8
+"""The stride of a backbone's last features, and the one they are enlarged to."""
+
 
 def build_trunk(
     name: str, weights: str | Path = IMAGENET, *, stride_in_1x1: bool = False
@@ -105,7 +108,7 @@ class EncoderUNet(nn.Module):
 
 
 class Backbone(nn.Module):
-    """The last features of a classifier's backbone: deep, at a stride of 32."""
+    """The last features of a classifier's backbone, enlarged from a stride of 32 to one of 8."""
 
     def __init__(self, name: str, weights: str | Path, *, stride_in_1x1: bool) -> None:
         super().__init__()
@@ -114,8 +117,10 @@ class Backbone(nn.Module):
             self.channels = int(self.layers.eval()(torch.zeros(1, 3, 64, 64)).shape[1])
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.layers(images)
-        return features
+        height, width = images.shape[-2:]
+        features = self.layers(F.pad(images, (0, -width % DEEP, 0, -height % DEEP)))
+        larger = F.interpolate(features, scale_factor=DEEP // SHALLOW, mode="bilinear")
+        return larger[..., : -(-height // SHALLOW), : -(-width // SHALLOW)]
 
     def train(self, mode: bool = True) -> Backbone:
         """Training mode; but batch normalisation keeps its statistics."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from annocoin.conditional.inference import total
 from annocoin.errors import InputError
-from annocoin.objective.task_loss import disagreement_table
+from annocoin.objective.task_loss import one_hot
 
 GAMMA = 0.5
 
@@ -40,9 +40,10 @@ def self_diversity(samples: Tensor, iou: Tensor, classes: tuple[int, ...]) -> Te
 
 def sample_losses(samples: Tensor, iou: Tensor, classes: tuple[int, ...]) -> Tensor:
     """Delta(y^k, y^k') of every two samples, [K, K]; see `disagreement_table`."""
-    tables = disagreement_table(samples, iou, classes)
-    sizes = (samples > 0).sum(dim=1).to(iou.dtype)
-    return total(tables[None], samples[:, None], classes) + sizes[None] / 2
+    chosen = one_hot(samples, classes, iou.dtype).transpose(1, 2)  # [K, J, P]
+    common = torch.einsum("kjp,pq,ljq->kl", chosen, iou, chosen)
+    own = common.diagonal()
+    return (own[:, None] + own[None]) / 2 - common
 
 
 def prediction_self_diversity(class_logits: Tensor, mask_logits: Tensor | None = None) -> Tensor:
@@ -63,9 +64,22 @@ def prediction_self_diversity(class_logits: Tensor, mask_logits: Tensor | None =
 
 
 def dissimilarity(
-    cross: Tensor, conditional: Tensor, prediction: Tensor, gamma: float = GAMMA
+    cross: Tensor,
+    conditional: Tensor | None,
+    prediction: Tensor | None,
+    gamma: float = GAMMA,
 ) -> Tensor:
-    """DISC = DIV(Pr_p, Pr_c) - gamma DIV(Pr_c, Pr_c) - (1 - gamma) DIV(Pr_p, Pr_p)."""
+    """DISC = DIV(Pr_p, Pr_c) - gamma DIV(Pr_c, Pr_c) - (1 - gamma) DIV(Pr_p, Pr_p).
+
+    A self diversity that is None is left out: PW_c has no conditional's, PW_p no prediction's. All
+    three must count the same things, such as log losses a RoI: the functions here give a sum over
+    regions, a number of instances, and a mean over RoIs.
+    """
     if not 0 <= gamma <= 1:
         raise InputError(f"gamma {gamma}; expected 0 to 1")
-    return cross - gamma * conditional - (1 - gamma) * prediction
+    found = cross
+    if conditional is not None:
+        found = found - gamma * conditional
+    if prediction is not None:
+        found = found - (1 - gamma) * prediction
+    return found

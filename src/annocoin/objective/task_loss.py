@@ -34,10 +34,13 @@ def prediction_loss_table(
 def disagreement_table(other: Tensor, iou: Tensor, classes: tuple[int, ...]) -> Tensor:
     """What labelling regions costs beside another sample y' of the conditional network.
 
-    Delta(y, y') = (|y| + |y'|) / 2 - the sum of IoU(u, v) over regions u of y and v of y' that have
-    the same label, where |y| is the number of instances. It is 0 for equal samples (instances of
-    one class do not overlap), 1 for every instance that has moved away entirely, and symmetric. The
-    log loss of one certain labelling under another, which the paper's words suggest, is infinite.
+    With k(y, y') the sum of IoU(u, v) over regions u of y and v of y' that have the same label,
+
+    Delta(y, y') = k(y, y) / 2 + k(y', y') / 2 - k(y, y')
+
+    It is 0 for equal samples, 1 for every instance that has moved away entirely, never negative and
+    symmetric. The log loss of one certain labelling under another, which the paper's words suggest,
+    is infinite.
 
     Args:
         other: y', int64 [..., P] of 0..C.
@@ -45,8 +48,14 @@ def disagreement_table(other: Tensor, iou: Tensor, classes: tuple[int, ...]) -> 
         classes: the J classes of the columns.
 
     Returns:
-        D' [..., P, J+1] with Delta(y, y') = |y'| / 2 + sum_u D'[u, y_u].
+        D' [..., P, J+1] with Delta(y, y') = k(y', y') / 2 + sum_u D'[u, y_u], if no two instances
+        of a class overlap within y; what they overlap cannot be split over regions.
     """
-    same = torch.stack([other == label for label in classes], dim=-1).to(iou.dtype)
-    costs = 0.5 - iou @ same
-    return torch.cat([torch.zeros_like(costs[..., :1]), costs], dim=-1)
+    costs = 0.5 - iou @ one_hot(other, classes, iou.dtype)
+    return torch.cat([costs.new_zeros(*costs.shape[:-1], 1), costs], dim=-1)
+
+
+def one_hot(labels: Tensor, classes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Which of the J classes each region has: [..., P, J] of 0 and 1, from labels [..., P]."""
+    wanted = torch.tensor(classes, dtype=torch.int64, device=labels.device)
+    return (labels[..., None] == wanted).to(dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
 from annocoin.conditional.samples import Samples
 from annocoin.report.overlay import Picture, caption, draw, sheet
@@ -14,7 +15,7 @@ SIDE = 224
 """The length of a panel's longer side."""
 
 
-def draw_samples_of(
+def picture_of_samples(
     image: Picture,
     annotation: Annotation,
     samples: Samples,
@@ -30,14 +31,9 @@ def draw_samples_of(
     scale = SIDE / max(image.shape[:2])
     panels = [draw(image, annotation, classes, scale=scale)]
     for k in range(len(samples)):
-        panels.append(_panel(image, _unscored(samples.instances(k)), classes, scale, f"{k + 1}"))
+        panels.append(_panel(image, _scored(samples.instances(k)), classes, scale, f"{k + 1}"))
     best = samples.consensus()
-    sure = Instances(
-        size=best.size,
-        masks=best.masks,
-        labels=best.labels,
-        scores=best.confidence.nan_to_num(1.0),
-    )
+    sure = _scored(best, best.confidence) if len(samples) > 1 else _scored(best)
     panels.append(_panel(image, sure, classes, scale, "consensus"))
     if truth is not None:
         panels.append(_panel(image, truth, classes, scale, "truth"))
@@ -52,5 +48,6 @@ def _panel(
     return np.asarray(panel, dtype=np.uint8)
 
 
-def _unscored(found: Instances) -> Instances:
-    return Instances(size=found.size, masks=found.masks, labels=found.labels)
+def _scored(found: Instances, scores: Tensor | None = None) -> Instances:
+    """With these numbers to be shown, or without any."""
+    return Instances(size=found.size, masks=found.masks, labels=found.labels, scores=scores)

@@ -44,13 +44,18 @@ def touched(regions: RegionSet, seeds: Seeds, strong: float = STRONG) -> Tensor:
 def fitting_boxes(regions: RegionSet, annotation: Annotation, least: float = BOX_OVERLAP) -> Tensor:
     """Regions whose tight box has at least this IoU with a box of the annotation: bool [P].
 
-    Every box keeps at least the region that fits it best, if any overlaps it.
+    Every box keeps at least the region that fits it best, if any overlaps it, and that of a crowd
+    all that lie in it.
     """
-    boxes = annotation.only("box").boxes
-    if len(boxes) == 0 or len(regions) == 0:
+    boxed = annotation.only("box")
+    if len(boxed) == 0 or len(regions) == 0:
         return torch.zeros(len(regions), dtype=torch.bool)
-    fit = regions.box_iou(boxes)
-    return ((fit >= least) | ((fit == fit.amax(dim=0)) & (fit > 0))).any(dim=1)
+    fit = regions.box_iou(boxed.boxes)
+    kept = ((fit >= least) | ((fit == fit.amax(dim=0)) & (fit > 0))).any(dim=1)
+    for x0, y0, x1, y1 in boxed.boxes[boxed.crowd].tolist():
+        left, top, right, bottom = regions.boxes.unbind(dim=1)
+        kept |= (left >= x0 - 1) & (top >= y0 - 1) & (right <= x1 + 1) & (bottom <= y1 + 1)
+    return kept
 
 
 def worth_keeping(

@@ -87,16 +87,12 @@ def retrieve(
             unless its class would be left with none.
     """
     check_choice("by", by, WAYS)
-    if regions.size != annotation.size or seeds.size != annotation.size:
+    if regions.size != annotation.size:
         raise InputError(
-            f"regions of an image {regions.size}, seeds of {seeds.size}, an annotation of "
-            f"{annotation.size}; expected one image"
+            f"regions of an image {regions.size}, an annotation of {annotation.size}; "
+            "expected one image"
         )
-    if len(seeds) and int(seeds.marks.max()) >= len(annotation):
-        raise InputError(
-            f"seeds for {int(seeds.marks.max()) + 1} marks, the annotation has {len(annotation)}; "
-            "run `annocoin seeds` again"
-        )
+    seeds.check_for(annotation)
     if len(seeds) == 0 or len(regions) == 0:
         empty = torch.zeros(0, dtype=torch.int64)
         return Retrieved(empty, empty, torch.zeros(0))

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from annocoin.errors import InputError, brief
 from annocoin.masks import Size
+from annocoin.types import Annotation
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,20 @@ class Seeds:
 
     def __repr__(self) -> str:
         return f"Seeds({len(self)} in {self.size[0]}x{self.size[1]})"
+
+    def check_for(self, annotation: Annotation) -> None:
+        """Raise unless these are seeds for this annotation: each of the class of its mark."""
+        fits = self.size == annotation.size
+        if fits and len(self):
+            fits = int(self.marks.max()) < len(annotation) and torch.equal(
+                annotation.labels[self.marks], self.labels
+            )
+        if not fits:
+            raise InputError(
+                f"seeds of another image or annotation: {self.size} and classes "
+                f"{brief(self.labels.tolist())}, expected {annotation.size} and the classes of "
+                f"{brief(annotation.labels.tolist())}; run `annocoin seeds` again"
+            )
 
     def responses_in_image(self) -> Tensor:
         """The responses at the image's resolution, each summing to 1: float32 [N, H, W]."""

@@ -34,7 +34,8 @@ def vote(
     response and class is in them.
 
     Args:
-        admissible: the only regions that a seed may vote for, bool [N, P], at least one each.
+        admissible: the only regions that a seed may vote for, bool [N, P]; where there is none, the
+            seed has no vote.
         sharpness: how much more the better regions are heard.
     """
     if len(seeds) == 0 or len(regions) == 0:
@@ -46,10 +47,10 @@ def vote(
     for own, label, may in zip(holds, seeds.labels, admissible, strict=True):
         foreign = holds[seeds.labels != label].any(dim=0)
         choices = (may & own & ~foreign, may & own, may)
-        rows.append(next(choice for choice in choices if choice.any()))
+        rows.append(next((choice for choice in choices if choice.any()), may))
     evidence = response_inside(regions, seeds) + likelihood_inside(regions, seeds)
     likely = sharpness * (wholeness(regions) + evidence)
-    return torch.where(torch.stack(rows), likely, -torch.inf).softmax(dim=1)
+    return torch.where(torch.stack(rows), likely, -torch.inf).softmax(dim=1).nan_to_num(0)
 
 
 def wholeness(regions: RegionSet) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args, overload
 
 import torch
@@ -17,7 +17,7 @@ from annocoin.errors import InputError, check_choice
 from annocoin.regions import RegionFolder
 from annocoin.seeds import SeedFolder, Seeds, worth_keeping
 from annocoin.seeds.classifier import look_at
-from annocoin.seeds.filtering import seed_pixels
+from annocoin.seeds.filtering import BEST, seed_pixels
 from annocoin.seeds.votes import soft_labels
 
 Targets = Literal["votes", "pixels"]
@@ -31,12 +31,14 @@ class Case:
         pixels: as the network sees it, [3, h, w] in 0..1.
         requirements: its regions, and what its annotation demands of them.
         seeds: the first guess of where its objects are.
+        flipped: whether pixels and targets have left and right changed.
     """
 
     image_id: ImageId
     pixels: Tensor
     requirements: Requirements
     seeds: Seeds
+    flipped: bool = False
 
     def targets(self, source: Targets = "votes") -> Tensor:
         """How much every pixel belongs to the background and each class: [J+1, H, W], sums to 1.
@@ -46,6 +48,10 @@ class Case:
                 seeds themselves, where their responses are strong (the paper's words, literally).
         """
         check_choice("targets", source, get_args(Targets))
+        shares = self._targets(source)
+        return shares.flip(2) if self.flipped else shares
+
+    def _targets(self, source: Targets) -> Tensor:
         if source == "votes":
             regions, votes = self.requirements.regions, seed_votes(self.requirements, self.seeds)
             shares = soft_labels(regions, self.seeds, votes, self.requirements.labels)
@@ -57,8 +63,14 @@ class Case:
         shares = torch.cat([background, classes])
         return shares / shares.sum(dim=0)
 
+    def mirrored(self) -> Case:
+        """Left and right changed, for learning from targets; its regions are not."""
+        return replace(self, pixels=self.pixels.flip(2), flipped=not self.flipped)
+
     def candidates(self, options: ScoringOptions | None = None) -> Candidates:
         """What scoring and inference need to know."""
+        if self.flipped:
+            raise ValueError("a mirrored case has targets only")
         return Candidates(self.requirements, options, seeds=self.seeds)
 
 
@@ -67,7 +79,7 @@ class Cases(Sequence[Case]):
 
     Args:
         size: the length of an image's longer side when the network sees it.
-        filtered: whether only regions that seeds touch, and the best others, are kept.
+        filtered: whether only regions that seeds touch, and the `best` others, are kept.
         seeded: whether tags admit only regions that hold a peak of their class.
     """
 
@@ -79,6 +91,7 @@ class Cases(Sequence[Case]):
         *,
         size: int,
         filtered: bool = True,
+        best: int = BEST,
         seeded: bool = True,
         box_overlap: float = BOX_OVERLAP,
     ) -> None:
@@ -90,7 +103,8 @@ class Cases(Sequence[Case]):
             )
         self.classes = dataset.classes
         self.regions, self.seeds, self.size = regions, seeds, size
-        self.filtered, self.seeded, self.box_overlap = filtered, seeded, box_overlap
+        self.filtered, self.best = filtered, best
+        self.seeded, self.box_overlap = seeded, box_overlap
 
     def __len__(self) -> int:
         return len(self.images)
@@ -105,8 +119,16 @@ class Cases(Sequence[Case]):
         image = self.images[position]
         pixels = image.pixels()
         regions, seeds = self.regions[image.image_id], self.seeds[image.image_id]
+        seeds.check_for(image.annotation)
         if self.filtered:
-            regions = regions[worth_keeping(regions, seeds, image.annotation)]
+            kept = worth_keeping(
+                regions,
+                seeds,
+                image.annotation,
+                best=self.best,
+                box_overlap=self.box_overlap,
+            )
+            regions = regions[kept]
         requirements = requirements_of(
             image.annotation,
             regions,

@@ -14,18 +14,19 @@ from torch.nn import functional as F
 from annocoin.conditional.candidates import Candidates, ScoringOptions
 from annocoin.conditional.inference import total
 from annocoin.conditional.networks import ConditionalNetwork
-from annocoin.errors import InputError, check_positive
+from annocoin.errors import InputError, brief, check_positive
 from annocoin.objective.direct_loss import conditional_surrogate
 from annocoin.objective.diversity import GAMMA, cross_diversity, self_diversity
 from annocoin.objective.task_loss import disagreement_table
 from annocoin.progress import track
 from annocoin.randomness import generator_at, seed_of
-from annocoin.training.cases import Case, Targets
+from annocoin.training.cases import Case, Cases, Targets
 
 Table = Callable[[Case], Tensor]
 """What the prediction network thinks of a case's regions: D [P, J+1], for 0 and its labels."""
 
 Log = Callable[[dict[str, Any]], None]
+Figures = dict[str, float]
 
 WARM_UP = 0.05
 """The share of the steps in which the learning rate rises."""
@@ -79,6 +80,8 @@ class ConditionalOptions:
             check_positive(name, getattr(self, name))
         if min(self.initial_rate, self.rate, self.clip) <= 0:
             raise InputError("learning rates and clip are above 0")
+        if min(self.weight_decay, self.diversity, self.noise) < 0:
+            raise InputError("weight_decay, diversity and noise are 0 or more")
         if not 0 <= self.gamma <= 1 or self.epsilon == 0:
             raise InputError(
                 f"gamma {self.gamma}, epsilon {self.epsilon}; expected 0 to 1, and other than 0"
@@ -100,29 +103,42 @@ def train_from_seeds(
     `redraw_noise`.
     """
     options = options or ConditionalOptions()
+    doing = "from seeds"
 
-    def loss_of(case: Case, features: Tensor, mirrored: bool, step: int) -> tuple[Tensor, Figures]:
-        wanted = F.interpolate(
-            case.targets(options.targets)[None].to(features), features.shape[-2:], mode="area"
-        )[0]
+    def loss_of(case: Case, features: Tensor, step: int) -> tuple[Tensor, Figures]:
+        targets = case.targets(options.targets).to(features)
+        wanted = F.interpolate(targets[None], features.shape[-2:], mode="area")[0]
         noise = None
         if not options.noise and not options.pointwise:
-            place = generator_at(options.seed, "seeds", "noise", step, str(case.image_id))
+            place = generator_at(options.seed, doing, "noise", step, str(case.image_id))
             noise = net.noise(1, features, place)
         scores = net.pixel_scores(features, noise, [0, *case.requirements.labels])[0]
-        loss = -((wanted.flip(2) if mirrored else wanted) * scores.log_softmax(dim=0)).sum(0).mean()
+        loss = -(wanted * scores.float().log_softmax(dim=0)).sum(dim=0).mean()
         return loss, {"cross_entropy": loss.item()}
 
-    _run(net, cases, options, options.initial_steps, options.initial_rate, loss_of, "seeds", log)
+    def augmented(case: Case, step: int) -> Case:
+        flip = seed_of(options.seed, doing, "mirror", step, str(case.image_id)) % 2 == 1
+        return case.mirrored() if flip else case
+
+    _run(
+        net, cases, options, options.initial_steps, options.initial_rate, loss_of, doing, log,
+        augmented=augmented,
+    )  # fmt: skip
+    net.eval()
     with torch.no_grad():
-        if net.classify.bias is not None:
-            net.classify.bias[0] -= options.boldness
-        net.eval()
-        few = [cases[i].pixels for i in _order(options.seed, 0, len(cases))[: options.batch]]
-        features = [net.features(pixels[None])[0].flatten(1) for pixels in few]
-        together = torch.cat(features, dim=1)[None, :, :, None]
+        assert net.classify.bias is not None
+        net.classify.bias[0] -= options.boldness
         if options.noise:
-            net.redraw_noise(together, options.noise, generator_at(options.seed, "redraw noise"))
+            _give_noise_weights(net, cases, options)
+
+
+def _give_noise_weights(
+    net: ConditionalNetwork, cases: Sequence[Case], options: ConditionalOptions
+) -> None:
+    few = _order(options.seed, "redraw noise", 0, len(cases))[: options.batch]
+    features = features_of(net, [cases[place].pixels for place in few])
+    together = torch.cat([own.flatten(1) for own in features], dim=1)[None, :, :, None]
+    net.redraw_noise(together, options.noise, generator_at(options.seed, "redraw noise"))
 
 
 def train_against(
@@ -140,27 +156,28 @@ def train_against(
 
     Args:
         table: D of each case.
-        name: of this training, such as the round; other names, other noise.
+        name: of this training, such as the round; other names, other images and other noise.
     """
     options = options or ConditionalOptions()
+    doing = f"against predictions {name}".strip()
 
-    def loss_of(case: Case, features: Tensor, mirrored: bool, step: int) -> tuple[Tensor, Figures]:
-        if mirrored:
-            raise AssertionError("images are not mirrored here: tables are of them as they are")
-        candidates = case.candidates(options.scoring)
+    def loss_of(case: Case, features: Tensor, step: int) -> tuple[Tensor, Figures]:
+        candidates = case.candidates(options.scoring).to(features.device)
         noise = None
         if not options.pointwise:
-            place = generator_at(options.seed, name, "noise", step, str(case.image_id))
+            place = generator_at(options.seed, doing, "noise", step, str(case.image_id))
             noise = net.noise(options.samples, features, place)
         unary = net.unary(features, noise, candidates.regions, candidates.columns)
-        return direct_step(unary, candidates, table(case).to(unary), options)
+        costs = table(case).to(unary)
+        if costs.shape != unary.shape[1:] or not bool(costs.isfinite().all()):
+            raise InputError(
+                f"a loss table of shape {tuple(costs.shape)}; expected finite numbers "
+                f"{tuple(unary.shape[1:])}"
+            )
+        return direct_step(unary, candidates, costs, options)
 
-    doing = f"against predictions {name}".strip()
-    _run(net, cases, options, options.steps, options.rate, loss_of, doing, log, mirror=False)
+    _run(net, cases, options, options.steps, options.rate, loss_of, doing, log)
     net.eval()
-
-
-Figures = dict[str, float]
 
 
 def direct_step(
@@ -168,40 +185,62 @@ def direct_step(
 ) -> tuple[Tensor, Figures]:
     """The surrogate of one image, whose gradient is the direct loss gradient, and figures.
 
+    Greedy inference is no exact argmax: where the labelling without the loss is better with it than
+    the one found with it, that is y_a (or y_b) instead.
+
     Args:
         unary: F [K, P, J+1].
         table: D [P, J+1].
     """
     scores = candidates.scores(unary)
+    fixed = scores.detach()
     classes = candidates.requirements.labels
-    epsilon = options.epsilon
-    plain = candidates.infer(scores).labels
-    augmented = candidates.infer(scores.detach() + epsilon * table).labels
+    plain = candidates.infer(fixed).labels
+
+    def augmented(values: Tensor, unaugmented: Tensor) -> Tensor:
+        found = candidates.infer(values).labels
+        better = total(values, found, classes) >= total(values, unaugmented, classes)
+        return torch.where(better[:, None], found, unaugmented)
+
+    against = augmented(fixed + options.epsilon * table, plain)
     apart: Tensor | None = None
     count = len(scores)
-    iou = candidates.iou
     if count > 1 and not options.pointwise and options.gamma > 0:
-        tables = options.diversity * disagreement_table(plain, iou, classes)
+        tables = options.diversity * disagreement_table(plain, candidates.iou, classes)
         own, other = (1 - torch.eye(count, device=scores.device)).nonzero(as_tuple=True)
-        labels = candidates.infer(scores.detach()[own] + epsilon * tables[other]).labels
+        labels = augmented(fixed[own] + options.epsilon * tables[other], plain[own])
         apart = total(scores[own], labels, classes).view(count, count - 1)
     surrogate = conditional_surrogate(
         total(scores, plain, classes),
-        total(scores, augmented, classes),
+        total(scores, against, classes),
         apart,
-        epsilon=epsilon,
+        epsilon=options.epsilon,
         gamma=options.gamma,
     )
     figures = {
         "cross_diversity": float(cross_diversity(table, plain, classes)),
-        "self_diversity": options.diversity * float(self_diversity(plain, iou, classes)),
-        "moved_by_loss": float((augmented != plain).any(dim=1).float().mean()),
+        "self_diversity": options.diversity * float(self_diversity(plain, candidates.iou, classes)),
+        "moved_by_loss": float((against != plain).any(dim=1).float().mean()),
         "instances": float((plain > 0).sum(dim=1).float().mean()),
+        "added_regions": float(candidates.requirements.added),
+        **magnitudes(unary.detach(), fixed),
     }
     return surrogate, figures
 
 
-LossOf = Callable[[Case, Tensor, bool, int], tuple[Tensor, Figures]]
+def magnitudes(unary: Tensor, scores: Tensor) -> Figures:
+    """How large the margins of F are, and how much of them is left in G: spread and correlation."""
+    before, after = (values[..., 1:] - values[..., :1] for values in (unary, scores))
+    if before.numel() < 2:
+        return {"unary_spread": 0.0, "unary_correlation": 1.0}
+    pair = torch.stack([before.flatten(), after.flatten()]).double()
+    spread = pair.std(dim=1)
+    moved = (pair - pair.mean(dim=1, keepdim=True)).prod(dim=0).sum() / (pair.shape[1] - 1)
+    alike = moved / (spread[0] * spread[1]).clamp(min=1e-12)
+    return {"unary_spread": float(spread[0]), "unary_correlation": float(alike)}
+
+
+LossOf = Callable[[Case, Tensor, int], tuple[Tensor, Figures]]
 
 
 def _run(
@@ -213,10 +252,11 @@ def _run(
     loss_of: LossOf,
     doing: str,
     log: Log | None,
-    mirror: bool = True,
+    *,
+    augmented: Callable[[Case, int], Case] | None = None,
 ) -> None:
     """Steps of AdamW on the mean loss of batches; all depends on the seed and the step only."""
-    device = net.mean.device
+    _check_classes(net, cases)
     learning = [weights for weights in net.parameters() if weights.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=rate, weight_decay=options.weight_decay)
     net.train()
@@ -225,18 +265,19 @@ def _run(
         share = min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * progress))
         for group in optimizer.param_groups:
             group["lr"] = rate * share
-        places = _batch(options.seed, step, options.batch, len(cases))
-        batch = [cases[place] for place in places]
-        mirrored = [mirror and seed_of(options.seed, doing, step, i) % 2 == 1 for i in places]
-        images = [
-            case.pixels.flip(2) if flip else case.pixels
-            for case, flip in zip(batch, mirrored, strict=True)
-        ]
+        batch = [cases[place] for place in _batch(options, doing, step, len(cases))]
+        if augmented is not None:
+            batch = [augmented(case, step) for case in batch]
+        features = features_of(net, [case.pixels for case in batch])
         losses, figures = [], []
-        for case, features, flip in zip(
-            batch, features_of(net, [i.to(device) for i in images]), mirrored, strict=True
-        ):
-            loss, numbers = loss_of(case, features, flip, step)
+        for case, own in zip(batch, features, strict=True):
+            try:
+                loss, numbers = loss_of(case, own, step)
+            except InputError as error:
+                raise InputError(
+                    f"conditional network {doing}, step {step + 1}, image {case.image_id!r}: "
+                    f"{error}"
+                ) from None
             losses.append(loss)
             figures.append(numbers)
         loss = torch.stack(losses).mean()
@@ -254,6 +295,14 @@ def _run(
             log({"step": step + 1, "loss": loss.item(), "gradient": float(norm), **means})
 
 
+def _check_classes(net: ConditionalNetwork, cases: Sequence[Case]) -> None:
+    if isinstance(cases, Cases) and cases.classes != net.architecture.classes:
+        raise InputError(
+            f"a conditional network of {brief(net.architecture.classes)}; "
+            f"the dataset has {brief(cases.classes)}"
+        )
+
+
 def features_of(net: ConditionalNetwork, images: Sequence[Tensor]) -> list[Tensor]:
     """Features [F, h, w] of images [3, H, W] of any sizes, in one pass of the trunk.
 
@@ -267,19 +316,20 @@ def features_of(net: ConditionalNetwork, images: Sequence[Tensor]) -> list[Tenso
     features = net.features(batch)
     down, across = features.shape[2] / height, features.shape[3] / width
     return [
-        own[:, : max(1, round(image.shape[1] * down)), : max(1, round(image.shape[2] * across))]
+        own[:, : math.ceil(image.shape[1] * down), : math.ceil(image.shape[2] * across)]
         for own, image in zip(features, images, strict=True)
     ]
 
 
-def _batch(seed: int, step: int, size: int, count: int) -> list[int]:
+def _batch(options: ConditionalOptions, doing: str, step: int, count: int) -> list[int]:
     """The images of a step: the dataset in another order each time round."""
     places = []
-    for number in range(step * size, (step + 1) * size):
-        places.append(_order(seed, number // count, count)[number % count])
+    for number in range(step * options.batch, (step + 1) * options.batch):
+        places.append(_order(options.seed, doing, number // count, count)[number % count])
     return places
 
 
-def _order(seed: int, epoch: int, count: int) -> list[int]:
-    order: list[int] = torch.randperm(count, generator=generator_at(seed, "order", epoch)).tolist()
+def _order(seed: int, doing: str, epoch: int, count: int) -> list[int]:
+    generator = generator_at(seed, doing, "order", epoch)
+    order: list[int] = torch.randperm(count, generator=generator).tolist()
     return order

@@ -6,9 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from annocoin.conditional.candidates import ScoringOptions
-from annocoin.conditional.networks import Architecture
+import torch
+
+from annocoin.conditional import (
+    Architecture,
+    ConditionalNetwork,
+    Samples,
+    ScoringOptions,
+    draw_samples,
+)
+from annocoin.data.dataset import WeakDataset
 from annocoin.errors import check_choice
+from annocoin.regions import RegionFolder
+from annocoin.seeds import SeedFolder
+from annocoin.seeds.filtering import BEST
+from annocoin.training.cases import Case, Cases
 from annocoin.training.conditional import ConditionalOptions
 
 
@@ -19,12 +31,38 @@ class ConditionalPreset:
     Args:
         architecture: what it is.
         learning: how it is scored and trained.
+        best: how many of the most object-like regions stay beside those that seeds touch.
         seeded: whether tags admit only regions that hold a peak of their class.
     """
 
     architecture: Architecture
     learning: ConditionalOptions
+    best: int = BEST
     seeded: bool = True
+
+    def cases(self, dataset: WeakDataset, regions: RegionFolder, seeds: SeedFolder) -> Cases:
+        """The images of a dataset, as this preset wants them."""
+        return Cases(
+            dataset,
+            regions,
+            seeds,
+            size=self.architecture.size,
+            best=self.best,
+            seeded=self.seeded,
+        )
+
+    def samples(
+        self,
+        net: ConditionalNetwork,
+        case: Case,
+        count: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Samples:
+        """Samples for a case, K if not said otherwise; one without noise if it is pointwise."""
+        if count is None:
+            count = 0 if self.learning.pointwise else self.learning.samples
+        candidates = case.candidates(self.learning.scoring)
+        return draw_samples(net, case.pixels, candidates, count, generator)
 
 
 def measured_best(classes: tuple[str, ...], trunk: str = "unet-resnet50") -> ConditionalPreset:
@@ -37,16 +75,24 @@ def paper_literal(classes: tuple[str, ...], trunk: str = "unet") -> ConditionalP
 
     A channel of noise for every pixel, one linear 1x1 convolution, averages over the image without
     a factor, sums of edges and of neighbours, the printed test of overlap and the printed algorithm
-    that goes on until no region is left, pixels of the seeds as first labels.
+    that goes on until no region is left, pixels of the seeds as first labels, regions that a seed
+    touches, rates of the probabilistic U-Net.
     """
     architecture = Architecture(
         classes, trunk, noise="pixel", noise_channels=1, bend=False, over="image", scale=1.0
     )
     scoring = ScoringOptions(prior=0.0, pairwise="literal", overlap="later", exhaustive=True)
     learning = ConditionalOptions(
-        scoring=scoring, targets="pixels", boldness=0.0, noise=0.0, diversity=1.0, rate=1e-4
+        scoring=scoring,
+        targets="pixels",
+        boldness=0.0,
+        noise=0.0,
+        diversity=1.0,
+        initial_rate=1e-4,
+        rate=1e-4,
+        weight_decay=1e-5,
     )
-    return ConditionalPreset(architecture, learning, seeded=False)
+    return ConditionalPreset(architecture, learning, best=0, seeded=False)
 
 
 PRESETS: dict[str, Callable[..., ConditionalPreset]] = {
