@@ -206,7 +206,7 @@ def argmax_found(problems: int = 300) -> dict[str, Any]:
 def allowed(labels: Tensor, clashing: Tensor) -> bool:
     """Whether no two regions of a class overlap too much."""
     same = (labels[:, None] == labels[None]) & (labels > 0)[:, None]
-    return not bool((same & clashing).fill_diagonal_(False).any())
+    return not bool((same & clashing[0]).fill_diagonal_(False).any())
 
 
 def quality(options: argparse.Namespace) -> dict[str, Any]:

@@ -114,8 +114,10 @@ def test_seeds_of_another_annotation_are_refused() -> None:
     seeds = seeds_at([(0.5, 3)], [1], [1.0], [3])
     with pytest.raises(InputError, match="seeds of another image or annotation"):
         retrieve(regions, seeds, TAG)
-    with pytest.raises(InputError, match="expected one image"):
+    with pytest.raises(InputError, match="seeds of another image or annotation"):
         retrieve(regions, seeds_at([], [], [], size=(3, 3)), TAG)
+    with pytest.raises(InputError, match="expected one image"):
+        retrieve(regions, seeds, Annotation((3, 3), (Mark(1),)))
 
 
 def test_response_wants_the_mass_inside_and_on_the_contour() -> None:
