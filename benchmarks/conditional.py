@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor
 
 from annocoin import Annotation, Mark, load_evaluation, load_weak
@@ -45,8 +46,10 @@ from annocoin.regions import RegionFolder, RegionSet
 from annocoin.report import overlay
 from annocoin.report.samples import picture_of_samples
 from annocoin.seeds import SeedFolder, retrieve
+from annocoin.training.against import direct_step
 from annocoin.training.cases import Cases
-from annocoin.training.conditional import ConditionalOptions, direct_step, train_from_seeds
+from annocoin.training.from_seeds import train_from_seeds
+from annocoin.training.options import ConditionalOptions
 from annocoin.types import Instances
 from region_algebra import median, peak_bytes, random_regions
 
@@ -266,6 +269,7 @@ def quality(options: argparse.Namespace) -> dict[str, Any]:
     for name, of in figures.items():
         print(f"{name:34s}" + "  ".join(f"{key} {value:.3f}" for key, value in of.items()))
         results |= {f"{name}: {key}": value for key, value in of.items()}
+    results |= worth_of_confidence(found["U+P+H, samples"], scored)
     for name, values in diversities.items():
         results[f"{name}: mean pairwise 1 - IoU of samples"] = float(np.mean(values))
     return results
@@ -295,23 +299,53 @@ def sampled(
     return candidates.samples(candidates.scores(unary))
 
 
+def worth_of_confidence(answers: dict[Any, Instances], truth: EvaluationDataset) -> dict[str, Any]:
+    """Whether instances that the samples agree on are better ones."""
+    sure = np.concatenate([found.confidence.numpy() for found in answers.values()])
+    right = np.concatenate(
+        [
+            overlaps(found, truth.truth(image_id)).amax(dim=1).numpy()
+            for image_id, found in answers.items()
+        ]
+    )
+    order = sure.argsort(kind="stable")
+    third = len(order) // 3
+    return {
+        "confidence: rank correlation with the true IoU": float(spearmanr(sure, right)[0]),
+        "confidence: IoU >= .5 in the most confident third": float(
+            (right[order[-third:]] >= 0.5).mean()
+        ),
+        "confidence: IoU >= .5 in the least confident third": float(
+            (right[order[:third]] >= 0.5).mean()
+        ),
+    }
+
+
+def overlaps(found: Instances, true: Instances) -> Tensor:
+    """IoU of every found instance with every true one of its class, else 0: [N, M + 1]."""
+    masks = true.dense().flatten(1).double()
+    own = found.dense().flatten(1).double()
+    common = own @ masks.T
+    iou = common / (own.sum(1)[:, None] + masks.sum(1)[None] - common)
+    iou = iou * (found.labels[:, None] == true.labels[None])
+    return torch.cat([iou, torch.zeros(len(found), 1, dtype=iou.dtype)], dim=1)
+
+
 def measured(answers: dict[Any, Instances], truth: EvaluationDataset) -> dict[str, float]:
-    """Mean best IoU of the objects, instances an image, and mAP."""
+    """Mean best IoU of the objects, instances an image, F1 at an IoU of .5, and mAP."""
     best: list[float] = []
-    count = 0
+    count = right = 0
     for image_id, found in answers.items():
         true = truth.truth(image_id)
-        masks = true.dense().flatten(1).double()
-        own = found.dense().flatten(1).double()
-        common = own @ masks.T
-        iou = common / (own.sum(1)[:, None] + masks.sum(1)[None] - common)
-        iou = iou * (found.labels[:, None] == true.labels[None])
+        iou = overlaps(found, true)[:, :-1]
         best += iou.amax(dim=0).tolist() if len(found) else [0.0] * len(true)
         count += len(found)
+        right += min(int((iou >= 0.5).any(dim=0).sum()), int((iou >= 0.5).any(dim=1).sum()))
     means = evaluate(answers, truth, protocol="chainercv").mean
     return {
         "best IoU": float(np.mean(best)),
         "instances": count / len(answers),
+        "F1": 2 * right / (count + len(best)),
         **{f"mAP {threshold:g}": mean for threshold, mean in means.items()},
     }
 

@@ -17,14 +17,11 @@ from annocoin.conditional.requirements import requirements_of
 from annocoin.objective.task_loss import disagreement_table
 from annocoin.randomness import generator_at
 from annocoin.seeds import Seeds
+from annocoin.training.against import direct_step, train_against
 from annocoin.training.cases import Case
-from annocoin.training.conditional import (
-    ConditionalOptions,
-    direct_step,
-    features_of,
-    train_against,
-    train_from_seeds,
-)
+from annocoin.training.from_seeds import train_from_seeds
+from annocoin.training.loop import features_of
+from annocoin.training.options import ConditionalOptions
 from annocoin.training.presets import preset
 from training.worlds import OBJECT, PART, square_case
 

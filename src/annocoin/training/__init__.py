@@ -1,7 +1,9 @@
 """Learning: the conditional network from seeds, and against a fixed prediction network."""
 
+from annocoin.training.against import train_against
 from annocoin.training.cases import Case, Cases
-from annocoin.training.conditional import ConditionalOptions, train_against, train_from_seeds
+from annocoin.training.from_seeds import train_from_seeds
+from annocoin.training.options import ConditionalOptions
 from annocoin.training.presets import ConditionalPreset, preset
 
 __all__ = [

@@ -21,7 +21,7 @@ from annocoin.regions import RegionFolder
 from annocoin.seeds import SeedFolder
 from annocoin.seeds.filtering import BEST
 from annocoin.training.cases import Case, Cases
-from annocoin.training.conditional import ConditionalOptions
+from annocoin.training.options import ConditionalOptions
 
 
 @dataclass(frozen=True)
