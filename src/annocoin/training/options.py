@@ -50,7 +50,7 @@ class ConditionalOptions:
     diversity: float = 10.0
     pointwise: bool = False
     boldness: float = 0.4
-    noise: float = 0.3
+    noise: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
