@@ -88,7 +88,8 @@ def test_from_tags_to_first_labels_by_command(
     assert [line["epoch"] for line in lines] == [1, 2]
     assert sorted(path.name for path in out.iterdir() if path.suffix != ".npz") == [
         ".lock", "classifier.jsonl", "classifier.safetensors",
-        "labels-combined.json", "labels-objectness.json", "labels-response.json", "seeds.json",
+        "labels-combined.json", "labels-objectness.json", "labels-response.json",
+        "labels-votes.json", "seeds.json",
     ]  # fmt: skip
     weak, truth = load_weak(scenes), load_evaluation(scenes)
     folder = SeedFolder(out)

@@ -26,7 +26,9 @@ from annocoin.training.presets import preset
 from training.worlds import OBJECT, PART, square_case
 
 CASES = [square_case(number) for number in range(8)]
-QUICK = ConditionalOptions(initial_steps=25, steps=15, batch=4, samples=4, initial_rate=3e-3)
+QUICK = ConditionalOptions(
+    initial_steps=25, steps=15, batch=4, samples=4, initial_rate=3e-3, noise=0.3
+)
 
 
 def network(**changes: Any) -> ConditionalNetwork:

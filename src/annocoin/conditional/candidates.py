@@ -47,7 +47,7 @@ class ScoringOptions:
     """
 
     terms: Terms = "U+P+H"
-    prior: float = 0.5
+    prior: float = 1.0
     pairwise: PairwiseForm = "votes"
     sharpness: float = scoring.SHARPNESS
     iterations: int = scoring.ITERATIONS

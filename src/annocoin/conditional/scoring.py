@@ -24,7 +24,7 @@ DELTA = 0.1
 EDGE_SCALE = 5.0
 """How much the mean edge per pixel side counts in the normalised form."""
 
-SHARPNESS = 0.5
+SHARPNESS = 1.0
 """How much more high scores count among votes."""
 
 KINSHIP = 4
