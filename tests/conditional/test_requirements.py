@@ -94,9 +94,13 @@ def test_a_point_in_no_region_gets_its_superpixel() -> None:
 def test_a_box_admits_regions_that_fit_it() -> None:
     regions = stripes([0], [0, 1], [0, 1, 2], [3])
     found = requirements_of(annotation(Mark(3, box=(0, 0, 4, 6))), regions)
-    assert found.required[0].admissible.tolist() == [True, True, True, False]
-    strict = requirements_of(annotation(Mark(3, box=(0, 0, 4, 6))), regions, box_overlap=0.7)
-    assert strict.required[0].admissible.tolist() == [False, True, False, False]
+    assert found.required[0].admissible.tolist() == [False, True, False, False]
+    between = requirements_of(annotation(Mark(3, box=(0, 0, 3, 6))), regions)  # IoU 2/3, 3/4, 1/2
+    assert between.required[0].admissible.tolist() == [False, True, False, False]
+    about = requirements_of(annotation(Mark(3, box=(0, 0, 2.9, 6))), regions)  # .69, .725, .48
+    assert about.required[0].admissible.tolist() == [True, True, False, False]
+    strict = requirements_of(annotation(Mark(3, box=(0, 0, 3, 6))), regions, box_overlap=0.8)
+    assert strict.added == 1
 
 
 def test_a_box_that_no_region_fits_is_filled() -> None:

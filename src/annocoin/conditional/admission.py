@@ -13,6 +13,9 @@ from annocoin.regions import RegionSet
 from annocoin.seeds import Seeds
 from annocoin.types import Annotation, Mark
 
+NEARLY = 0.9
+"""A region fits a box nearly as well as the best one if its IoU is at least this share of that."""
+
 MOSTLY = 0.5
 """A region belongs to the place of a crowd if more than this share of it lies there."""
 
@@ -28,7 +31,8 @@ def admissible_regions(
 
     - A tag: all; with seeds, those that hold a peak of its class and none of another.
     - A point: those that contain it, and no other point.
-    - A box: those whose tight box has an IoU of `box_overlap` with it.
+    - A box: those whose tight box has an IoU of `box_overlap` with it and fits nearly as well as
+      any.
     - A crowd: those that lie mostly in its place.
 
     Where two conditions leave no region, the second of them is dropped.
@@ -40,7 +44,8 @@ def admissible_regions(
         inside = torch.from_numpy(place_of(mark, regions.size))[None].float()
         return regions.pool(inside, over="region")[:, 0] > MOSTLY
     if mark.box is not None:
-        fits = regions.box_iou([mark.box])[:, 0] >= box_overlap
+        fit = regions.box_iou([mark.box])[:, 0]
+        fits = (fit >= box_overlap) & (fit >= NEARLY * fit.max())
         if mark.point is None:
             return fits
         return _first_that_leaves_any(fits & regions.contains([mark.point])[:, 0], fits)
