@@ -11,6 +11,7 @@ from annocoin import masks as rle
 from annocoin.masks import Size
 from annocoin.regions import RegionSet
 from annocoin.seeds import Seeds
+from annocoin.seeds.votes import first_that_leaves_any
 from annocoin.types import Annotation, Mark
 
 NEARLY = 0.9
@@ -48,12 +49,12 @@ def admissible_regions(
         fits = (fit >= box_overlap) & (fit >= NEARLY * fit.max())
         if mark.point is None:
             return fits
-        return _first_that_leaves_any(fits & regions.contains([mark.point])[:, 0], fits)
+        return first_that_leaves_any(fits & regions.contains([mark.point])[:, 0], fits)
     if mark.point is not None:
         contains = regions.contains([mark.point])[:, 0]
         others = annotation.points[[i for i in range(len(annotation)) if i != number]]
         others = others[others.isfinite().all(dim=1)]
-        return _first_that_leaves_any(contains & ~regions.contains(others).any(dim=1), contains)
+        return first_that_leaves_any(contains & ~regions.contains(others).any(dim=1), contains)
     return _seeded(mark.label, regions, seeds)
 
 
@@ -77,9 +78,4 @@ def _seeded(label: int, regions: RegionSet, seeds: Seeds | None) -> Tensor:
     holds = regions.contains(seeds.points)
     own = holds[:, seeds.labels == label].any(dim=1)
     alone = own & ~holds[:, seeds.labels != label].any(dim=1)
-    return _first_that_leaves_any(alone, own, everything)
-
-
-def _first_that_leaves_any(*choices: Tensor) -> Tensor:
-    """The first of some bool [P] that is true anywhere; else the last."""
-    return next((choice for choice in choices if choice.any()), choices[-1])
+    return first_that_leaves_any(alone, own, everything)

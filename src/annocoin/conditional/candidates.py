@@ -96,7 +96,9 @@ class Candidates:
         self.clashing = clashes(requirements, self.options.most, self.options.overlap)
 
     def to(self, device: torch.device | str) -> Candidates:
-        """The same on another device."""
+        """The same on another device; itself, if it is there already."""
+        if torch.device(device) == self.regions.device:
+            return self
         moved = copy.copy(self)
         moved.__dict__.pop("iou", None)
         moved.requirements = self.requirements.to(device)
@@ -142,7 +144,7 @@ class Candidates:
         columns = columns_of(labelling.labels, self.requirements.labels)
         own = scores.gather(2, columns[..., None])[..., 0]
         return Samples(
-            regions=self.regions.to("cpu"),
+            regions=self.regions if self.regions.device.type == "cpu" else self.regions.to("cpu"),
             labels=labelling.labels.cpu(),
             margins=(own - scores[..., 0]).detach().float().cpu(),
             met=labelling.met.cpu(),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from annocoin.conditional.requirements import Requirements
 from annocoin.seeds import Seeds
-from annocoin.seeds.votes import vote
+from annocoin.seeds.votes import greatest_of_class, vote
 
 EVEN = 0.15
 """The expected overlap with a seed's object at which a region is as likely an instance as not."""
@@ -37,11 +37,5 @@ def seed_prior(requirements: Requirements, seeds: Seeds) -> Tensor:
     """
     regions = requirements.regions
     expected = seed_votes(requirements, seeds) @ regions.iou()
-    columns = [
-        expected[seeds.labels == label].amax(dim=0)
-        if bool((seeds.labels == label).any())
-        else torch.full((len(regions),), EVEN - LEAST)
-        for label in requirements.labels
-    ]
-    table = torch.stack(columns, dim=1) if columns else torch.zeros(len(regions), 0)
-    return ((table + LEAST) / EVEN).log()
+    table = greatest_of_class(expected, seeds, requirements.labels, without=EVEN - LEAST)
+    return ((table.T + LEAST) / EVEN).log()

@@ -22,6 +22,7 @@ from annocoin.data.dataset import WeakDataset
 from annocoin.errors import InputError, Problems, check_choice, check_positive, one_line
 from annocoin.parallel import cores
 from annocoin.progress import track
+from annocoin.schedule import rate_share
 from annocoin.seeds.augmentation import augmented
 from annocoin.seeds.backbones import IMAGENET, SCRATCH, TINY, TINY_LAYERS
 from annocoin.seeds.classifier import Architecture, Classifier, look_at
@@ -31,9 +32,6 @@ from annocoin.seeds.tags import mean_over_classes, tag_average_precision
 
 Precision = Literal["32", "bf16"]
 Log = Callable[[dict[str, Any]], None]
-
-WARM_UP = 0.05
-"""The share of the steps in which the learning rates rise."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +298,6 @@ def _optimizer(net: Classifier, options: ClassifierOptions) -> torch.optim.Optim
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, progress: float) -> None:
-    """Learning rates at this share of the training: a short rise, then half a cosine down."""
-    share = min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * progress))
+    """Learning rates at this share of the training."""
     for group in optimizer.param_groups:
-        group["lr"] = group["peak"] * share
+        group["lr"] = group["peak"] * rate_share(progress)

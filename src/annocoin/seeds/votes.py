@@ -46,8 +46,7 @@ def vote(
     rows = []
     for own, label, may in zip(holds, seeds.labels, admissible, strict=True):
         foreign = holds[seeds.labels != label].any(dim=0)
-        choices = (may & own & ~foreign, may & own, may)
-        rows.append(next((choice for choice in choices if choice.any()), may))
+        rows.append(first_that_leaves_any(may & own & ~foreign, may & own, may))
     evidence = response_inside(regions, seeds) + likelihood_inside(regions, seeds)
     likely = sharpness * (wholeness(regions) + evidence)
     return torch.where(torch.stack(rows), likely, -torch.inf).softmax(dim=1).nan_to_num(0)
@@ -76,13 +75,28 @@ def soft_labels(regions: RegionSet, seeds: Seeds, votes: Tensor, labels: tuple[i
     Row 0 is the background; a class has what the seed of it that wants the superpixel most gives.
     """
     wanted = votes @ regions.membership.to(votes.dtype)
-    rows = [
-        wanted[seeds.labels == label].amax(dim=0)
-        if bool((seeds.labels == label).any())
-        else wanted.new_zeros(wanted.shape[1])
-        for label in labels
-    ]
-    classes = torch.stack(rows) if rows else wanted.new_zeros(0, wanted.shape[1])
-    background = 1 - (classes.amax(dim=0) if len(rows) else wanted.new_zeros(wanted.shape[1]))
-    shares = torch.cat([background[None], classes]).clamp(min=0)
+    classes = greatest_of_class(wanted, seeds, labels)
+    taken = torch.cat([wanted.new_zeros(1, wanted.shape[1]), classes]).amax(dim=0, keepdim=True)
+    shares = torch.cat([1 - taken, classes]).clamp(min=0)
     return shares / shares.sum(dim=0, keepdim=True).clamp(min=1e-6)
+
+
+def greatest_of_class(
+    values: Tensor, seeds: Seeds, labels: tuple[int, ...], without: float = 0.0
+) -> Tensor:
+    """The greatest value that a seed of each class has, [J, X], of values [N, X].
+
+    Args:
+        without: for classes that have no seed.
+    """
+    rows = []
+    for label in labels:
+        own = values[seeds.labels == label]
+        missing = values.new_full((values.shape[1],), without)
+        rows.append(own.amax(dim=0) if len(own) else missing)
+    return torch.stack(rows) if rows else values.new_zeros(0, values.shape[1])
+
+
+def first_that_leaves_any(*choices: Tensor) -> Tensor:
+    """The first of some bool [P] that is true anywhere; else the last."""
+    return next((choice for choice in choices if choice.any()), choices[-1])

@@ -13,14 +13,12 @@ from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.errors import InputError, brief
 from annocoin.progress import track
 from annocoin.randomness import generator_at
+from annocoin.schedule import rate_share
 from annocoin.training.cases import Case, Cases
 from annocoin.training.options import ConditionalOptions
 
 Log = Callable[[dict[str, Any]], None]
 Figures = dict[str, float]
-
-WARM_UP = 0.05
-"""The share of the steps in which the learning rate rises."""
 
 LossOf = Callable[[Case, Tensor, int], tuple[Tensor, Figures]]
 
@@ -43,10 +41,8 @@ def run(
     optimizer = torch.optim.AdamW(learning, lr=rate, weight_decay=options.weight_decay)
     net.train()
     for step in track(range(steps), f"conditional network, {doing}"):
-        progress = (step + 0.5) / steps
-        share = min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * progress))
         for group in optimizer.param_groups:
-            group["lr"] = rate * share
+            group["lr"] = rate * rate_share((step + 0.5) / steps)
         batch = [cases[place] for place in _places(options, doing, step, len(cases))]
         if augmented is not None:
             batch = [augmented(case, step) for case in batch]
@@ -105,10 +101,10 @@ def features_of(net: ConditionalNetwork, images: Sequence[Tensor]) -> list[Tenso
 
 def _places(options: ConditionalOptions, doing: str, step: int, count: int) -> list[int]:
     """The images of a step: the dataset in another order each time round."""
-    places = []
-    for number in range(step * options.batch, (step + 1) * options.batch):
-        places.append(order(options.seed, doing, number // count, count)[number % count])
-    return places
+    numbers = range(step * options.batch, (step + 1) * options.batch)
+    epochs = {number // count for number in numbers}
+    orders = {epoch: order(options.seed, doing, epoch, count) for epoch in epochs}
+    return [orders[number // count][number % count] for number in numbers]
 
 
 def order(seed: int, doing: str, epoch: int, count: int) -> list[int]:
