@@ -20,7 +20,9 @@ from annocoin.seeds import Seeds
 from annocoin.training.against import direct_step, train_against
 from annocoin.training.cases import Case
 from annocoin.training.from_seeds import train_from_seeds
-from annocoin.training.loop import features_of
+from annocoin.training.conditional_learner import features_of
+from annocoin.training.learning import Support
+from annocoin.training.metrics import Noted
 from annocoin.training.options import ConditionalOptions
 from annocoin.training.presets import preset
 from training.worlds import OBJECT, PART, square_case
@@ -106,15 +108,15 @@ def test_it_follows_the_prediction_network(trained: dict[str, Tensor]) -> None:
     """A prediction network that insists on the part turns the choice to it."""
     net = network()
     net.load_state_dict(trained)
-    figures: list[dict[str, Any]] = []
+    noted = Noted()
     options = replace(QUICK, steps=40, rate=3e-3, scoring=ScoringOptions(pairwise="none"))
     before = sum(int(chosen(net.eval(), c)[0, PART] > 0) for c in CASES)
-    train_against(net, CASES, favouring(PART), options, log=figures.append)
+    train_against(net, CASES, favouring(PART), options, support=Support(log=noted))
     after = sum(int(chosen(net, c)[0, PART] > 0) for c in CASES)
     assert after > before
-    first, last = figures[:5], figures[-5:]
+    first, last = noted.lines[:5], noted.lines[-5:]
     assert sum(f["cross_diversity"] for f in last) < sum(f["cross_diversity"] for f in first)
-    assert {"step", "loss", "gradient", "self_diversity", "moved_by_loss"} <= set(figures[0])
+    assert {"step", "loss", "gradient", "self_diversity", "moved_by_loss"} <= set(noted.lines[0])
 
 
 @pytest.mark.parametrize(
@@ -131,12 +133,12 @@ def test_every_switch_trains(changes: dict[str, Any]) -> None:
     net = network()
     before = net.classify.weight.detach().clone()
     options = replace(QUICK, steps=2, batch=2, **changes)
-    figures: list[dict[str, Any]] = []
-    train_against(net, CASES, favouring(OBJECT), options, log=figures.append)
-    assert all(torch.tensor(list(f.values())).isfinite().all() for f in figures)
+    noted = Noted()
+    train_against(net, CASES, favouring(OBJECT), options, support=Support(log=noted))
+    assert all(torch.tensor(list(f.values())).isfinite().all() for f in noted.lines)
     assert not torch.equal(net.classify.weight, before)
     if changes.get("pointwise"):
-        assert all(f["self_diversity"] == 0 for f in figures)
+        assert all(f["self_diversity"] == 0 for f in noted.lines)
 
 
 @pytest.mark.parametrize("epsilon", [3.0, -3.0])

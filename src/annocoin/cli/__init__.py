@@ -9,17 +9,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from annocoin import __version__
-from annocoin.cli import datasets, regions, seeds
+from annocoin.cli import datasets, regions, runs, seeds
 from annocoin.demo import run_demo
 from annocoin.errors import InputError, one_line
 
 app = typer.Typer(
     name="annocoin",
-    help="Weakly supervised instance segmentation: datasets, regions, seeds, evaluation.",
+    help="Weakly supervised instance segmentation: from tags, points and boxes to masks.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("train")(runs.train_command)
+app.command("label")(runs.label_command)
+app.command("predict")(runs.predict_command)
 app.command("evaluate")(datasets.evaluate_command)
 app.command("convert")(datasets.convert_command)
 app.command("synth")(datasets.synth_command)

@@ -12,6 +12,7 @@ from annocoin import atomic
 from annocoin.data.checks import field, read_json
 from annocoin.data.dataset import ImageId
 from annocoin.data.images import inside
+from annocoin.distribution import Party
 from annocoin.errors import InputError
 
 T = TypeVar("T")
@@ -62,12 +63,22 @@ class ArtefactFolder(Mapping[ImageId, T]):
     def __len__(self) -> int:
         return len(self.files)
 
+    def name(self, image_id: ImageId) -> str:
+        """Where an image's file lies in the folder, with "/" between folders."""
+        return self.files[image_id].relative_to(self.path).as_posix()
+
     @classmethod
     @contextmanager
     def writing(
-        cls, out: Path, made: Mapping[str, Any], names: Iterable[tuple[ImageId, str]]
+        cls,
+        out: Path,
+        made: Mapping[str, Any],
+        names: Iterable[tuple[ImageId, str]],
+        party: Party | None = None,
     ) -> Iterator[dict[ImageId, Path]]:
-        """Hold the folder for one process; gives the file of each image, to be written to.
+        """Hold the folder; gives the file of each image, to be written to.
+
+        A second process is refused, unless it is of the same party: then each writes some files.
 
         The images join the folder's index. A folder whose files were made in another way is an
         error, and so is one that holds something else.
@@ -80,8 +91,18 @@ class ArtefactFolder(Mapping[ImageId, T]):
             raise InputError(
                 f"{out}: exists and holds no {cls.index_name}; give a new or empty folder"
             )
+        if party is not None and not party.is_first:
+            party.wait()
+            yield {image_id: inside(out, name, str(out)) for image_id, name in names}
+            party.wait()
+            return
         with atomic.only_one(out / LOCK):
-            yield cls._write_index(out, made, names)
+            files = cls._write_index(out, made, names)
+            if party is not None:
+                party.wait()
+            yield files
+            if party is not None:
+                party.wait()
 
     @classmethod
     def _is_ours(cls, folder: Path) -> bool:

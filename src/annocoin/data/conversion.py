@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,10 +10,10 @@ from typing import Literal, get_args
 from annocoin.atomic import refuse_input
 from annocoin.data import coco, folder, labelme, voc, yolo
 from annocoin.data.conversion_loss import ConversionLoss
-from annocoin.data.dataset import LabelledImages
+from annocoin.data.dataset import ImageId, LabelledImages
 from annocoin.data.predictions import read_predictions, write_predictions
 from annocoin.errors import InputError, Problems, check_choice
-from annocoin.types import Annotation
+from annocoin.types import Annotation, Instances
 
 Format = Literal["coco", "voc", "yolo", "labelme", "folder", "results"]
 
@@ -37,8 +37,12 @@ def write_dataset(labelled: LabelledImages, out: str | Path, to: Format) -> Conv
 def with_predictions(
     labelled: LabelledImages, predictions: str | Path, problems: Problems | None = None
 ) -> LabelledImages:
-    """The same images with predicted instances instead of their labels."""
-    found = read_predictions(predictions, labelled, problems)
+    """The same images with predicted instances, from a file or folder, instead of their labels."""
+    return with_instances(labelled, read_predictions(predictions, labelled, problems))
+
+
+def with_instances(labelled: LabelledImages, found: Mapping[ImageId, Instances]) -> LabelledImages:
+    """The same images with these instances instead of their labels."""
     images = tuple(
         replace(
             image,

@@ -131,6 +131,15 @@ class WeakImage:
     image_id: ImageId
     path: Path
     annotation: Annotation
+    file_name: str = ""  # where it lies in its dataset, with "/" between folders
+
+    def __post_init__(self) -> None:
+        if not self.file_name:
+            object.__setattr__(self, "file_name", self.path.name)
+
+    def image_path(self) -> Path:
+        """The image file, as `LabelledImage` has it."""
+        return self.path
 
     def pixels(self) -> npt.NDArray[np.uint8]:
         """The image as RGB, uint8 [H, W, 3]."""
@@ -227,7 +236,9 @@ def weak_dataset(
     for image in labelled:
         with problems.caught():
             annotation = weaken(image.annotation, supervision)
-            images.append(WeakImage(image.image_id, image.image_path(), annotation))
+            images.append(
+                WeakImage(image.image_id, image.image_path(), annotation, image.file_name)
+            )
     wanted = {"box": "boxes", "point": "points"}.get(supervision)
     if wanted and not any(supervision in image.annotation.kinds for image in images):
         raise InputError(f"{labelled.source}: no {wanted} in it; use --supervision image, or mixed")

@@ -8,13 +8,14 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 
-from annocoin.data.dataset import LabelledImage, LabelledImages
+from annocoin.data.dataset import LabelledImage, LabelledImages, WeakDataset, WeakImage
 from annocoin.data.images import read_image
+from annocoin.distribution import Party
 from annocoin.errors import InputError, Problems, check_choice, check_positive, one_line
 from annocoin.parallel import BadItem, cores, work_through
 from annocoin.regions.boundaries import KINDS, BoundaryDetector, DetectorKind
 from annocoin.regions.collection import RegionFolder
-from annocoin.regions.imports import Found, open_source
+from annocoin.regions.imports import Found, Source, open_source
 from annocoin.regions.proposals import LIMIT, RegionProposer
 from annocoin.regions.storage import is_current, write_regions
 
@@ -40,12 +41,13 @@ class RegionOptions:
 
 
 def make_regions(
-    labelled: LabelledImages,
+    labelled: LabelledImages | WeakDataset,
     out: str | Path,
     options: RegionOptions | None = None,
     *,
     jobs: int | None = None,
     problems: Problems | None = None,
+    party: Party | None = None,
 ) -> RegionFolder:
     """Make the regions of every image that has none in `out` yet.
 
@@ -55,19 +57,26 @@ def make_regions(
         jobs: processes, one thread each; default all cores. With 1 the work is done in this one.
             More need the guard ``if __name__ == "__main__"`` in a script that calls this.
         problems: `Problems(skip=True)` leaves bad images out instead of stopping.
+        party: the processes among which the images are shared.
     """
     out, options, problems = Path(out), options or RegionOptions(), problems or Problems()
     jobs = cores() if jobs is None else jobs
     check_positive("jobs", jobs)
-    source = None if options.source is None else open_source(options.source, labelled)
+    source: Source | None = None
+    if options.source is not None:
+        if isinstance(labelled, WeakDataset):
+            raise InputError("regions of another's making: import them with `annocoin regions`")
+        source = open_source(options.source, labelled)
     made = {**asdict(options), "weights": _weights(), "source": _state(options.source)}
     names = [(image.image_id, f"{image.file_name}.npz") for image in labelled]
-    with RegionFolder.writing(out, made, names) as files:
-        todo = []
-        for image in labelled:
+    with RegionFolder.writing(out, made, names, party) as files:
+        todo: list[tuple[LabelledImage | WeakImage, Found | None, Path]] = []
+        for image in labelled if party is None else party.share(labelled):
             if not is_current(files[image.image_id]):
                 with problems.caught():
-                    found = None if source is None else source.find(image)
+                    found = None
+                    if source is not None and isinstance(image, LabelledImage):
+                        found = source.find(image)
                     todo.append((image, found, files[image.image_id]))
         work_through(todo, partial(_Maker, options), "regions", jobs=jobs, problems=problems)
     return RegionFolder(out)
@@ -81,7 +90,9 @@ class _Maker:
         detector = BoundaryDetector(options.boundaries)
         self.propose = RegionProposer(detector, limit=options.limit or LIMIT)
 
-    def __call__(self, image: LabelledImage, found: Found | None, path: Path) -> BadItem | None:
+    def __call__(
+        self, image: LabelledImage | WeakImage, found: Found | None, path: Path
+    ) -> BadItem | None:
         """Make one file; what is wrong with the image is returned, a full disk is raised."""
         try:
             pixels = read_image(image.image_path())

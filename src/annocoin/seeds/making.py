@@ -12,6 +12,7 @@ from typing import Any
 from annocoin import atomic
 from annocoin.data.dataset import ImageId, WeakDataset, WeakImage
 from annocoin.devices import open_device
+from annocoin.distribution import Party
 from annocoin.errors import InputError, Problems, brief, check_positive, one_line
 from annocoin.parallel import BadItem, cores, work_through
 from annocoin.regions import RegionFolder, read_regions
@@ -45,6 +46,7 @@ def make_seeds(
     device: str = "cpu",
     problems: Problems | None = None,
     log: Log | None = None,
+    party: Party | None = None,
 ) -> SeedFolder:
     """Make the seeds of every image that has none in `out` yet.
 
@@ -59,6 +61,7 @@ def make_seeds(
             processor, one.
         problems: `Problems(skip=True)` leaves bad images out instead of stopping.
         log: called after each epoch of training with its figures.
+        party: the processes among which the images are shared; the first trains the classifier.
     """
     out, options, problems = Path(out), options or SeedOptions(), problems or Problems()
     jobs = (cores() if device == "cpu" else 1) if jobs is None else jobs
@@ -74,13 +77,18 @@ def make_seeds(
         "supervision": dataset.supervision,
         **{f"classifier {name}": v for name, v in _how_made(classifier, usable).items()},
     }
-    names = [(image.image_id, _name(regions, image.image_id)) for image in usable]
-    with SeedFolder.writing(out, made, names) as files:
-        if isinstance(classifier, ClassifierOptions):
+    names = [(image.image_id, regions.name(image.image_id)) for image in usable]
+    with SeedFolder.writing(out, made, names, party) as files:
+        if not isinstance(classifier, ClassifierOptions):
+            file = Path(classifier)
+        elif party is None or party.is_first:
             file = _trained(usable, classifier, out, validation, device, problems, log)
         else:
-            file = Path(classifier)
-        tasks = [(image, files[image.image_id]) for image in usable]
+            file = out / CLASSIFIER
+        if party is not None:
+            party.wait()
+        own = usable.images if party is None else party.share(usable.images)
+        tasks = [(image, files[image.image_id]) for image in own]
         todo = [(image, path) for image, path in tasks if not is_current(path, image.annotation)]
         start = partial(_Maker, file, options, device)
         work_through(todo, start, "seeds", jobs=jobs, problems=problems)
@@ -154,10 +162,6 @@ def _with_regions(dataset: WeakDataset, regions: RegionFolder, problems: Problem
         reason = problems.skipped[0] if problems.skipped else "the dataset is empty"
         raise InputError(f"no usable image; {reason}")
     return replace(dataset, images=tuple(usable))
-
-
-def _name(regions: RegionFolder, image_id: ImageId) -> str:
-    return regions.files[image_id].relative_to(regions.path).as_posix()
 
 
 def _trained(

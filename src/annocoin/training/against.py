@@ -16,7 +16,8 @@ from annocoin.objective.diversity import cross_diversity, self_diversity
 from annocoin.objective.task_loss import disagreement_table
 from annocoin.randomness import generator_at
 from annocoin.training.cases import Case
-from annocoin.training.loop import Figures, Log, run
+from annocoin.training.conditional_learner import train_conditional
+from annocoin.training.learning import Figures, Support
 from annocoin.training.options import ConditionalOptions
 
 Table = Callable[[Case], Tensor]
@@ -30,7 +31,7 @@ def train_against(
     options: ConditionalOptions | None = None,
     *,
     name: str = "",
-    log: Log | None = None,
+    support: Support | None = None,
 ) -> None:
     """Bring the conditional distribution to a fixed prediction distribution, given as loss tables.
 
@@ -58,7 +59,7 @@ def train_against(
             )
         return direct_step(unary, candidates, costs, options)
 
-    run(net, cases, options, options.steps, options.rate, loss_of, doing, log)
+    train_conditional(net, cases, options, options.steps, options.rate, loss_of, doing, support)
     net.eval()
 
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.randomness import generator_at, seed_of
 from annocoin.training.cases import Case
-from annocoin.training.loop import Figures, Log, features_of, order, run
+from annocoin.training.conditional_learner import features_of, train_conditional
+from annocoin.training.learning import Figures, Support, order
 from annocoin.training.options import ConditionalOptions
 
 
@@ -20,7 +21,7 @@ def train_from_seeds(
     cases: Sequence[Case],
     options: ConditionalOptions | None = None,
     *,
-    log: Log | None = None,
+    support: Support | None = None,
 ) -> None:
     """The initial training: pixels learn what the seeds vote for.
 
@@ -47,8 +48,8 @@ def train_from_seeds(
         flip = seed_of(options.seed, doing, "mirror", step, str(case.image_id)) % 2 == 1
         return case.mirrored() if flip else case
 
-    run(
-        net, cases, options, options.initial_steps, options.initial_rate, loss_of, doing, log,
+    train_conditional(
+        net, cases, options, options.initial_steps, options.initial_rate, loss_of, doing, support,
         augmented=augmented,
     )  # fmt: skip
     net.eval()
@@ -62,7 +63,7 @@ def train_from_seeds(
 def _give_noise_weights(
     net: ConditionalNetwork, cases: Sequence[Case], options: ConditionalOptions
 ) -> None:
-    few = order(options.seed, "redraw noise", 0, len(cases))[: options.batch]
+    few = order(0, len(cases), options.seed, "redraw noise")[: options.batch]
     features = features_of(net, [cases[place].pixels for place in few])
     together = torch.cat([own.flatten(1) for own in features], dim=1)[None, :, :, None]
     net.redraw_noise(together, options.noise, generator_at(options.seed, "redraw noise"))

@@ -19,6 +19,7 @@ from annocoin.data.dataset import WeakDataset
 from annocoin.errors import check_choice
 from annocoin.regions import RegionFolder
 from annocoin.seeds import SeedFolder
+from annocoin.seeds.backbones import IMAGENET
 from annocoin.seeds.filtering import BEST
 from annocoin.training.cases import Case, Cases
 from annocoin.training.options import ConditionalOptions
@@ -33,12 +34,14 @@ class ConditionalPreset:
         learning: how it is scored and trained.
         best: how many of the most object-like regions stay beside those that seeds touch.
         seeded: whether tags admit only regions that hold a peak of their class.
+        weights: of its trunk at the start, see `annocoin.conditional.trunks.build_trunk`.
     """
 
     architecture: Architecture
     learning: ConditionalOptions
     best: int = BEST
     seeded: bool = True
+    weights: str = IMAGENET
 
     def cases(self, dataset: WeakDataset, regions: RegionFolder, seeds: SeedFolder) -> Cases:
         """The images of a dataset, as this preset wants them."""

@@ -1,0 +1,237 @@
+"""Commands about runs: train, label, predict."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from annocoin import atomic, workflow
+from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, load, report
+from annocoin.data import load_evaluation, load_weak, write_dataset
+from annocoin.data.conversion import Format
+from annocoin.data.dataset import Supervision
+from annocoin.data.images import read_image
+from annocoin.data.loading import DatasetKind
+from annocoin.distribution import gather
+from annocoin.errors import InputError, Problems, check_choice, check_positive
+from annocoin.prediction.predicting import SCORE
+from annocoin.progress import track
+from annocoin.regions import RegionFolder
+from annocoin.report import overlay
+from annocoin.seeds import SeedFolder
+from annocoin.training.rounds import Given
+from annocoin.training.run_presets import PRESETS
+
+FORMATS = ("coco", "voc", "yolo", "labelme")
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="What `annocoin train` made.")]
+SupervisionOption = Annotated[
+    str, typer.Option("--supervision", metavar="image|box|point|mixed", help="What may be seen.")
+]
+RegionsOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Use what `annocoin regions` made.")
+]
+SeedsOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Use what `annocoin seeds` made.")
+]
+ClassifierOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Use this classifier; none is trained.")
+]
+Jobs = Annotated[int | None, typer.Option(help="Processes; default all cores.")]
+Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where to compute.")]
+
+
+def train_command(
+    dataset: Dataset,
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The run's directory.")],
+    supervision: SupervisionOption = "image",
+    preset: Annotated[str, typer.Option(metavar="|".join(PRESETS), help="Of all options.")] = (
+        "voc-r50"
+    ),
+    rounds: Annotated[
+        int | None, typer.Option(help="R; with 0 one training on the seeds' regions (WISE).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change an option; repeatable."),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Files of backbone weights, such as resnet50*.pth."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many images.")] = None,
+    regions: RegionsOption = None,
+    seeds: SeedsOption = None,
+    classifier: ClassifierOption = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure pseudo labels with the dataset's masks.")
+    ] = False,
+    jobs: Jobs = None,
+    device: Device = "cpu",
+    devices: Annotated[int, typer.Option(help="Processes that train, on each machine.")] = 1,
+    nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
+    precision: Annotated[
+        str, typer.Option(metavar="32-true|bf16-mixed|...", help="Of training.")
+    ] = "32-true",
+    split: Split = None,
+    kind: KindOption = None,
+    images: Images = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Train everything on weak labels. Interrupted, the same command goes on where it was."""
+    started = time.monotonic()
+    problems = Problems(skip_bad)
+    check_choice("preset", preset, PRESETS)
+    atomic.refuse_input(out, dataset)
+    changes = _assignments(assignments or [])
+    weak = load_weak(
+        dataset,
+        cast(Supervision, supervision),
+        split=split,
+        kind=cast(DatasetKind | None, kind),
+        images=images,
+        problems=problems,
+    )
+    if limit is not None:
+        check_positive("--limit", limit)
+        weak = replace(weak, images=weak.images[:limit])
+    truth = None
+    if measure:
+        truth = load_evaluation(
+            dataset, split=split, kind=cast(DatasetKind | None, kind), images=images
+        )
+    party = gather(devices=devices, nodes=nodes, device=device, precision=precision)
+    say = (lambda line: print(line, flush=True)) if party.is_first else (lambda line: None)
+    run = workflow.train(
+        weak,
+        out,
+        preset,
+        rounds=rounds,
+        seed=seed,
+        changes=changes,
+        weights=weights,
+        given=_given(regions, seeds, classifier),
+        truth=truth,
+        party=party,
+        jobs=jobs,
+        problems=problems,
+        say=say,
+    )
+    say(f"{run.path}/prediction.safetensors: trained in {_duration(time.monotonic() - started)}")
+    say(f"Next: annocoin predict {run.path} IMAGES --out DIR, or evaluate, or label.")
+    report(problems)
+
+
+def label_command(
+    run: RunArgument,
+    dataset: Dataset,
+    out: Annotated[Path, typer.Option(help="A new folder; a .json file for coco.")],
+    to: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="Of the masks.")
+    ] = "coco",
+    supervision: SupervisionOption = "image",
+    regions: RegionsOption = None,
+    seeds: SeedsOption = None,
+    classifier: ClassifierOption = None,
+    jobs: Jobs = None,
+    device: Device = "cpu",
+    split: Split = None,
+    kind: KindOption = None,
+    images: Images = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Masks for your weak labels: each label has one, and each mask a confidence."""
+    problems = Problems(skip_bad)
+    check_choice("--format", to, FORMATS)
+    atomic.refuse_input(out, dataset, run)
+    labelled = load(dataset, split, kind, images, problems)
+    found = workflow.label(
+        workflow.TrainedRun(run),
+        labelled,
+        cast(Supervision, supervision),
+        given=_given(regions, seeds, classifier),
+        jobs=jobs,
+        device=device,
+        problems=problems,
+    )
+    loss = write_dataset(found, out, cast(Format, to))
+    marks = [mark for image in found for mark in image.annotation]
+    print(f"{out}: {len(found)} images, {len(marks)} masks")
+    sure = [mark.confidence for mark in marks if mark.confidence is not None]
+    if sure:
+        doubtful = sum(value < 0.5 for value in sure)
+        print(f"  {doubtful} have a confidence below .5: look at those first")
+    for line in loss.lines():
+        print(f"  {line}")
+    report(problems)
+
+
+def predict_command(
+    run: RunArgument,
+    where: Annotated[
+        str, typer.Argument(metavar="IMAGES", help="A folder, an image, or a quoted pattern.")
+    ],
+    out: Annotated[Path, typer.Option(help="A new folder.")],
+    threshold: Annotated[
+        float, typer.Option("--score", help="Instances of a lower score are left out.")
+    ] = SCORE,
+    shown: Annotated[float, typer.Option(help="The least score in the pictures.")] = 0.5,
+    batch: Annotated[int, typer.Option(help="Images at once.")] = 4,
+    overlays: Annotated[bool, typer.Option(help="Draw a picture of each image.")] = True,
+    device: Device = "cpu",
+    skip_bad: SkipBad = False,
+) -> None:
+    """Masks for new images: OUT/predictions.json (COCO) and OUT/overlays/*.png."""
+    problems = Problems(skip_bad)
+    check_positive("--batch", batch)
+    trained = workflow.TrainedRun(run)
+    found = workflow.predict(
+        trained,
+        workflow.images_of(where),
+        threshold=threshold,
+        batch=batch,
+        device=device,
+        problems=problems,
+    )
+    with atomic.new_directory(out) as folder:
+        write_dataset(found, folder / "predictions.json", "coco")
+        for image, stem in zip(track(found, "drawing"), found.stems(), strict=True):
+            if overlays:
+                good = tuple(mark for mark in image.annotation if (mark.score or 0) >= shown)
+                annotation = replace(image.annotation, marks=good)
+                picture = overlay.draw(read_image(image.image_path()), annotation, found.classes)
+                overlay.save(picture, folder / "overlays" / f"{stem}.png")
+    instances = sum(len(image.annotation) for image in found)
+    print(f"{out}/predictions.json: {instances} instances in {len(found)} images")
+    report(problems)
+
+
+def _given(regions: Path | None, seeds: Path | None, classifier: Path | None) -> Given:
+    if seeds is not None and regions is None:
+        raise InputError("--seeds without --regions; give the regions that they were made with")
+    return Given(
+        None if regions is None else RegionFolder(regions),
+        None if seeds is None else SeedFolder(seeds),
+        classifier,
+    )
+
+
+def _assignments(lines: list[str]) -> dict[str, str]:
+    found = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise InputError(f"--set {line}: expected KEY=VALUE, such as rounds=2")
+        found[name] = value
+    return found
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,108 @@
+"""One process or many with the same code: who computes which part, and how they come together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from annocoin.devices import open_device
+from annocoin.errors import InputError, check_positive
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+T = TypeVar("T")
+
+
+class Party:
+    """The processes that work on one run, as one of them sees it.
+
+    Args:
+        fabric: Lightning Fabric, launched.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+
+    @property
+    def rank(self) -> int:
+        return self.fabric.global_rank
+
+    @property
+    def count(self) -> int:
+        return self.fabric.world_size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that writes what there is only one of."""
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.fabric.device
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """This process's part of the items; all parts together are all of them, each once."""
+        return items[self.rank :: self.count]
+
+    def wait(self) -> None:
+        """Go on when all have come here."""
+        self.fabric.barrier()
+
+    def joined(
+        self, learner: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[Any, torch.optim.Optimizer]:
+        """A learner whose gradients are means over all processes, and its optimizer."""
+        return self.fabric.setup(learner, optimizer)
+
+    def mean(self, values: dict[str, float]) -> dict[str, float]:
+        """Means over all processes of numbers that each of them has."""
+        if self.count == 1:
+            return values
+        numbers = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
+        together: Tensor = self.fabric.all_reduce(numbers, reduce_op="mean")
+        return dict(zip(values, together.tolist(), strict=True))
+
+
+@cache
+def alone(device: str = "cpu", precision: str = "32-true") -> Party:
+    """A party of one process."""
+    return gather(device=device, precision=precision)
+
+
+def gather(
+    *, devices: int = 1, nodes: int = 1, device: str = "cpu", precision: str = "32-true"
+) -> Party:
+    """Start the other processes, if there are to be any; each of them runs the same command.
+
+    Args:
+        devices: how many on each machine.
+        nodes: how many machines.
+        device: "cpu", "cuda", "mps", or one of several such as "cuda:1".
+        precision: as Lightning Fabric names them, such as "32-true" or "bf16-mixed".
+    """
+    check_positive("devices", devices)
+    check_positive("nodes", nodes)
+    place = open_device(device)
+    from lightning_fabric import Fabric  # takes seconds, which other commands need not wait for
+    from lightning_fabric.strategies import DDPStrategy
+
+    if place.index is not None and devices * nodes > 1:
+        raise InputError(f"device {device!r} is a single one; say {place.type} with --devices")
+    several = devices * nodes > 1
+    try:
+        fabric = Fabric(
+            accelerator=place.type,
+            devices=devices if place.index is None or place.type == "cpu" else [place.index],
+            num_nodes=nodes,
+            precision=precision,  # type: ignore[arg-type]
+            strategy=DDPStrategy(find_unused_parameters=True) if several else "auto",
+        )
+    except (ValueError, RuntimeError) as error:
+        raise InputError(f"--devices {devices} --precision {precision}: {error}") from None
+    fabric.launch()
+    return Party(fabric)

@@ -1,0 +1,204 @@
+"""The prediction network: a plain torchvision Mask R-CNN on one of a few backbones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from torchvision.models import mobilenet_v2
+from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.detection.faster_rcnn import (
+    FastRCNNConvFCHead,
+    FastRCNNPredictor,
+    TwoMLPHead,
+)
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
+
+from annocoin.errors import InputError, check_choice, check_positive
+from annocoin.regions import BoundaryDetector
+from annocoin.seeds.backbones import IMAGENET, SCRATCH, TINY, build_trunk
+
+RATIOS = (0.5, 1.0, 2.0)
+STRIDE = 32
+"""Sides of what the backbone sees are multiples of this."""
+
+GROUPS = 16
+"""Of group normalisation."""
+
+BOX_CONVOLUTIONS = 2
+
+MOBILENET = "mobilenet_v2"
+MOBILENET_TAPS = {3: 24, 6: 32, 13: 96, 17: 320}
+"""Layers of MobileNetV2 with strides 4, 8, 16, 32, and their channels."""
+
+RESNETS = {"resnet50": (256, 512, 1024, 2048), "resnet101": (256, 512, 1024, 2048)}
+BACKBONES = (*RESNETS, MOBILENET, TINY)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a prediction network is made of, apart from its weights.
+
+    Args:
+        classes: the names of classes 1..C.
+        backbone: "resnet50", "resnet101", "mobilenet_v2", each with a feature pyramid of strides 4
+            to 64; or "tiny", the first layers of MobileNetV2, strides 4 to 32.
+        stride_in_1x1: where a ResNet halves the resolution.
+        size: the length of an image's shorter side when the network sees it.
+        longest: the most its longer side has then.
+        channels: of the pyramid and of the mask head.
+        hidden: of the box head.
+        mask_layers: convolutions of the mask head.
+        smallest: the side of the finest level's anchors; each level doubles it.
+        proposals: how many boxes the region proposal network passes on for an image.
+        detections: the most instances of an image.
+        sampling: points in each direction that a cell of a RoI is averaged from.
+        normalised: whether the pyramid and the heads have group normalisation, and the box head
+            two convolutions: new layers learn much sooner with it.
+    """
+
+    classes: tuple[str, ...]
+    backbone: str = "resnet50"
+    stride_in_1x1: bool = False
+    size: int = 800
+    longest: int = 1333
+    channels: int = 256
+    hidden: int = 1024
+    mask_layers: int = 4
+    smallest: int = 32
+    proposals: int = 1000
+    detections: int = 100
+    sampling: int = 2
+    normalised: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.classes:
+            raise InputError("a prediction network needs at least one class")
+        check_choice("prediction backbone", self.backbone, BACKBONES)
+        for name in (
+            "channels",
+            "hidden",
+            "mask_layers",
+            "smallest",
+            "proposals",
+            "detections",
+            "sampling",
+        ):
+            check_positive(name, getattr(self, name))
+        if not 32 <= self.size <= self.longest <= 4096:
+            raise InputError(
+                f"size {self.size}, longest {self.longest}; expected 32 <= size <= longest <= 4096"
+            )
+
+
+def build_network(architecture: Architecture, weights: str | Path = SCRATCH) -> MaskRCNN:
+    """A Mask R-CNN with these backbone weights; the rest is random.
+
+    Every module is torchvision's own: its `state_dict()` loads into a `MaskRCNN` put together in
+    the same way without this package, see docs/guide.md.
+
+    Args:
+        weights: see `annocoin.seeds.backbones.build_trunk`.
+    """
+    a = architecture
+    body, taps = _body(a, weights)
+    norm = partial(nn.GroupNorm, GROUPS) if a.normalised else None
+    backbone = BackboneWithFPN(
+        body,
+        {layer: str(i) for i, layer in enumerate(taps)},
+        list(taps.values()),
+        a.channels,
+        norm_layer=norm,
+    )
+    box_head: nn.Module = TwoMLPHead(a.channels * 49, a.hidden)
+    if a.normalised:
+        convolutions = [a.channels] * BOX_CONVOLUTIONS
+        box_head = FastRCNNConvFCHead((a.channels, 7, 7), convolutions, [a.hidden], norm)
+    levels = len(taps) + 1  # torchvision adds a pooled one
+    sizes = tuple((a.smallest * 2**level,) for level in range(levels))
+    names = [str(i) for i in range(len(taps))]
+    net = MaskRCNN(
+        backbone,
+        min_size=a.size,
+        max_size=a.longest,
+        rpn_anchor_generator=AnchorGenerator(sizes, (RATIOS,) * levels),
+        rpn_head=RPNHead(a.channels, len(RATIOS)),
+        rpn_pre_nms_top_n_train=a.proposals,
+        rpn_pre_nms_top_n_test=a.proposals,
+        rpn_post_nms_top_n_train=a.proposals,
+        rpn_post_nms_top_n_test=a.proposals,
+        box_roi_pool=MultiScaleRoIAlign(names, 7, a.sampling),
+        box_head=box_head,
+        box_predictor=FastRCNNPredictor(a.hidden, len(a.classes) + 1),
+        box_detections_per_img=a.detections,
+        mask_roi_pool=MultiScaleRoIAlign(names, 14, a.sampling),
+        mask_head=MaskRCNNHeads(a.channels, (a.channels,) * a.mask_layers, 1, norm),
+        mask_predictor=MaskRCNNPredictor(a.channels, a.channels, len(a.classes) + 1),
+    )
+    for predictor in (net.roi_heads.box_predictor.cls_score, net.roi_heads.box_predictor.bbox_pred):
+        nn.init.normal_(predictor.weight, std=0.01)
+        nn.init.zeros_(predictor.bias)
+    return net
+
+
+def freeze(net: MaskRCNN, parts: int) -> None:
+    """Keep the backbone's first parts from learning: of a ResNet 5 are up to layer1."""
+    for part in list(net.backbone.body.children())[:parts]:
+        part.requires_grad_(False)
+
+
+def _body(a: Architecture, weights: str | Path) -> tuple[nn.Module, dict[str, int]]:
+    """A backbone with fixed batch normalisation, and the layers to tap with their channels."""
+    taps: dict[str, int]
+    if a.backbone == TINY:
+        if str(weights) not in (IMAGENET, SCRATCH):
+            raise InputError(
+                f"backbone weights {weights}: the tiny backbone brings its own, or none"
+            )
+        layers = mobilenet_v2(weights=None).features[: max(MOBILENET_TAPS)]
+        if str(weights) == IMAGENET:  # our boundary detector's encoder, which came from there
+            state = BoundaryDetector().network().encoder.state_dict()
+            layers.load_state_dict({k: v for k, v in state.items() if k in layers.state_dict()})
+        taps = {str(layer): width for layer, width in list(MOBILENET_TAPS.items())[:3]}
+    else:
+        layers = build_trunk(a.backbone, weights, stride_in_1x1=a.stride_in_1x1)
+        if a.backbone == MOBILENET:
+            taps = {str(layer): width for layer, width in MOBILENET_TAPS.items()}
+        else:
+            taps = {f"layer{i}": width for i, width in enumerate(RESNETS[a.backbone], start=1)}
+    return _fixed(layers), taps
+
+
+def _fixed(module: nn.Module) -> nn.Module:
+    """The same with batch normalisation that keeps statistics and weights, as torchvision's."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            fixed = FrozenBatchNorm2d(child.num_features, child.eps)
+            state = {k: v for k, v in child.state_dict().items() if k != "num_batches_tracked"}
+            fixed.load_state_dict(state)
+            setattr(module, name, fixed)
+        else:
+            _fixed(child)
+    return module
+
+
+def mask_layer(net: MaskRCNN) -> nn.Conv2d:
+    """The last convolution of the mask head, with a channel for every class."""
+    layer: nn.Conv2d = net.roi_heads.mask_predictor.mask_fcn_logits
+    return layer
+
+
+@torch.no_grad()
+def share_masks(net: MaskRCNN) -> None:
+    """Give every class the mean of the classes' last mask weights: one mask for all of them."""
+    layer = mask_layer(net)
+    for weights in (layer.weight, layer.bias):
+        assert weights is not None
+        weights.copy_(weights.mean(dim=0, keepdim=True).expand_as(weights))

@@ -1,0 +1,28 @@
+"""Which boxes a step learns from: some with an instance, the rest without, chosen at random."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def choose(
+    with_instance: Tensor, without: Tensor, most: int, share: float, generator: torch.Generator
+) -> Tensor:
+    """Positions of at most `most` boxes, the first of them with an instance: int64 [n].
+
+    Args:
+        with_instance, without: bool [N]; boxes that are neither are never chosen.
+        share: at most this share of `most` has an instance; fewer leave more room for the rest.
+        generator: on the processor, whatever the boxes' device.
+    """
+    positive = _some(with_instance, int(most * share), generator)
+    negative = _some(without, most - len(positive), generator)
+    return torch.cat([positive, negative])
+
+
+def _some(allowed: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    places = allowed.nonzero()[:, 0]
+    if len(places) <= most:
+        return places
+    return places[torch.randperm(len(places), generator=generator)[:most].to(places.device)]

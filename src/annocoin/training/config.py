@@ -1,0 +1,192 @@
+"""A run's configuration: one frozen dataclass a stage, in one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from annocoin.data.checks import read_json
+from annocoin.errors import InputError
+from annocoin.prediction import Architecture
+from annocoin.regions.making import RegionOptions
+from annocoin.seeds import SeedOptions
+from annocoin.seeds.backbones import IMAGENET
+from annocoin.seeds.classifier_training import ClassifierOptions
+from annocoin.training.prediction_options import PredictionOptions
+from annocoin.training.presets import ConditionalPreset
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PredictionPreset:
+    """A choice of everything about the prediction network.
+
+    Args:
+        architecture: what it is.
+        learning: how it is trained.
+        weights: of its backbone at the start, see `annocoin.seeds.backbones.build_trunk`.
+    """
+
+    architecture: Architecture
+    learning: PredictionOptions = field(default_factory=PredictionOptions)
+    weights: str = IMAGENET
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything about a run but the dataset and the machine.
+
+    Args:
+        regions, classifier, seeds: of the first stages.
+        conditional, prediction: the two networks.
+        rounds: R; with 0 the prediction network is trained once, for as many steps as all rounds
+            together, on the regions that seeds retrieve (as WISE does).
+        seed: of everything random; that of the stages is set by it.
+    """
+
+    regions: RegionOptions
+    classifier: ClassifierOptions
+    seeds: SeedOptions
+    conditional: ConditionalPreset
+    prediction: PredictionPreset
+    rounds: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 0 or self.seed < 0:
+            raise InputError(f"rounds {self.rounds}, seed {self.seed}; expected 0 or more")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.prediction.architecture.classes
+
+    @property
+    def prediction_steps(self) -> int:
+        """All steps of the prediction network, over all rounds."""
+        learning = self.prediction.learning
+        return self.rounds * learning.steps + learning.final_steps
+
+    def seeded(self) -> Config:
+        """The same, with the stages' seeds set by the run's."""
+        conditional, prediction = self.conditional, self.prediction
+        return replace(
+            self,
+            classifier=replace(self.classifier, seed=self.seed),
+            conditional=replace(
+                conditional, learning=replace(conditional.learning, seed=self.seed)
+            ),
+            prediction=replace(prediction, learning=replace(prediction.learning, seed=self.seed)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def read_config(path: Path) -> Config:
+    """Read what `to_json` gave, from a file."""
+    try:
+        found: Config = _built(Config, read_json(path))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{path}: no configuration of a run ({error})") from None
+    return found
+
+
+def with_weights(config: Config, folder: Path) -> Config:
+    """The configuration with backbone weights from files whose names begin with a backbone's.
+
+    A name with "stride1x1" in it is of a ResNet that halves the resolution in 1x1 convolutions.
+    """
+
+    def file_of(backbone: str) -> tuple[str, bool] | None:
+        found = sorted(
+            path
+            for path in folder.glob(f"{backbone}*")
+            if path.suffix in (".pth", ".pt", ".safetensors")
+        )
+        return (str(found[0]), "stride1x1" in found[0].name) if found else None
+
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder of backbone weights")
+    if given := file_of(config.classifier.backbone):
+        classifier = replace(config.classifier, backbone_weights=given[0], stride_in_1x1=given[1])
+        config = replace(config, classifier=classifier)
+    conditional, prediction = config.conditional, config.prediction
+    if given := file_of(conditional.architecture.trunk.removeprefix("unet-")):
+        architecture = replace(conditional.architecture, stride_in_1x1=given[1])
+        conditional = replace(conditional, architecture=architecture, weights=given[0])
+    if given := file_of(prediction.architecture.backbone):
+        own = replace(prediction.architecture, stride_in_1x1=given[1])
+        prediction = replace(prediction, architecture=own, weights=given[0])
+    return replace(config, conditional=conditional, prediction=prediction)
+
+
+def changed(config: Config, assignments: Mapping[str, str]) -> Config:
+    """The configuration with values at dotted names, such as "prediction.learning.rate" = "1e-3".
+
+    Example:
+        >>> from annocoin.training.run_presets import run_preset
+        >>> config = run_preset("synthetic", ("cat",))
+        >>> changed(config, {"rounds": "2"}).rounds
+        2
+    """
+    for name, text in assignments.items():
+        config = _changed(config, name.split("."), text, name)
+    return config
+
+
+def _changed(owner: T, path: list[str], text: str, name: str) -> T:
+    names = [own.name for own in dataclasses.fields(owner)]  # type: ignore[arg-type]
+    if path[0] not in names:
+        raise InputError(f"--set {name}: no {path[0]!r} here; there are {', '.join(names)}")
+    value = getattr(owner, path[0])
+    if len(path) > 1:
+        if not dataclasses.is_dataclass(value):
+            raise InputError(f"--set {name}: {path[0]} has no parts")
+        new: Any = _changed(value, path[1:], text, name)
+    elif dataclasses.is_dataclass(value):
+        parts = ", ".join(own.name for own in dataclasses.fields(value))
+        raise InputError(f"--set {name}: say which part of it: {parts}")
+    else:
+        kind = typing.get_type_hints(type(owner))[path[0]]
+        new = _parsed(text, kind, name)
+    return replace(owner, **{path[0]: new})  # type: ignore[type-var]
+
+
+def _parsed(text: str, kind: Any, name: str) -> Any:
+    """A value of a field's type."""
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    for own in kinds:
+        origin = typing.get_origin(own)
+        if own is type(None) and value is None:
+            return None
+        if own is bool and isinstance(value, bool):
+            return value
+        if own is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if own is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if own is str or origin is typing.Literal:
+            return text
+        if origin is tuple and isinstance(value, list):
+            return tuple(value)
+    wanted = getattr(kind, "__name__", str(kind))
+    raise InputError(f"--set {name}={text}: expected {wanted}")
+
+
+def _built(kind: Any, content: Any) -> Any:
+    """A dataclass from what `asdict` and JSON made of it."""
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _built(hints[name], value) for name, value in content.items()})  # type: ignore[operator]
+    return tuple(content) if isinstance(content, list) else content

@@ -1,0 +1,131 @@
+"""The loop in which a network learns: the same for both, for one process and for many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from annocoin.data.dataset import ImageId
+from annocoin.distribution import Party, alone
+from annocoin.errors import InputError
+from annocoin.progress import track
+from annocoin.randomness import generator_at
+from annocoin.schedule import rate_share
+from annocoin.training.checkpoints import Keeper
+from annocoin.training.metrics import Log
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a learner gets for a step, and which images that is."""
+
+    image_ids: tuple[ImageId, ...]
+    content: tuple[Any, ...]
+
+
+class Learner(Protocol):
+    """A module whose forward gives the losses of a batch, to be summed, and other figures."""
+
+    def __call__(self, *content: Any) -> tuple[dict[str, Tensor], Figures]: ...
+
+
+@dataclass(frozen=True)
+class Support:
+    """What a training stands on: all of it can be left out.
+
+    Args:
+        party: the processes.
+        keeper: of checkpoints.
+        log: where figures go.
+    """
+
+    party: Party | None = None
+    keeper: Keeper | None = None
+    log: Log | None = None
+
+
+def learn(
+    learner: nn.Module,
+    groups: Sequence[dict[str, Any]],
+    batch_at: Callable[[int, Party], Batch],
+    *,
+    steps: int,
+    weight_decay: float,
+    clip: float,
+    doing: str,
+    support: Support | None = None,
+) -> None:
+    """Steps of AdamW; all depends on the weights at the start and on the step's number.
+
+    Args:
+        learner: a `Learner`.
+        groups: of weights, each with its greatest learning rate "lr".
+        batch_at: this process's batch of a step.
+        clip: the greatest norm of a gradient.
+        doing: for messages.
+    """
+    support = support or Support()
+    party = support.party or alone()
+    rates = [float(group["lr"]) for group in groups]
+    optimizer = torch.optim.AdamW(list(groups), weight_decay=weight_decay)
+    first = support.keeper.resume(learner, optimizer) if support.keeper else 0
+    if support.log is not None and party.is_first:
+        support.log.start(first)
+    learner.train()
+    joined, optimizer = party.joined(learner, optimizer)
+    for step in track(range(first, steps), doing):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * rate_share((step + 0.5) / steps)
+        batch = batch_at(step, party)
+        losses, figures = joined(*batch.content)
+        loss = torch.stack([own.float() for own in losses.values()]).sum()
+        figures = {"loss": loss.item()} | {k: v.item() for k, v in losses.items()} | figures
+        if not math.isfinite(loss.item()):
+            raise InputError(
+                f"{doing}: the loss is {loss.item()} at step {step + 1}, images "
+                f"{list(batch.image_ids)}, {figures}; lower the learning rate"
+            )
+        optimizer.zero_grad()
+        party.fabric.backward(loss)
+        norm = party.fabric.clip_gradients(joined, optimizer, max_norm=clip)
+        optimizer.step()
+        figures["gradient"] = float(norm)  # type: ignore[arg-type]
+        means = party.mean(figures)
+        if party.is_first:
+            if support.log is not None:
+                support.log.note({"step": step + 1, **means})
+            if support.keeper is not None:
+                support.keeper.keep(step + 1, learner, optimizer)
+    learner.eval()
+    if support.log is not None and party.is_first:
+        support.log.close()
+
+
+def places_at(step: int, batch: int, count: int, party: Party, *place: int | str) -> list[int]:
+    """The images of a step for this process: the dataset in another order each time round.
+
+    Many processes have together what one process with their batches together would have.
+
+    Args:
+        count: of images.
+        place: where the order is used, such as (seed, "prediction", round).
+    """
+    together = batch * party.count
+    first = step * together + party.rank * batch
+    numbers = range(first, first + batch)
+    orders = {epoch: order(epoch, count, *place) for epoch in {n // count for n in numbers}}
+    return [orders[number // count][number % count] for number in numbers]
+
+
+def order(epoch: int, count: int, *place: int | str) -> list[int]:
+    """The places of `count` images in the order of an epoch."""
+    generator = generator_at(*place, "order", epoch)
+    found: list[int] = torch.randperm(count, generator=generator).tolist()
+    return found

@@ -1,0 +1,209 @@
+"""A run's directory: its stages, each in a folder of its own that is done or goes on.
+
+A stage is known by its options and by the stages it stands on. A change makes another folder, so
+that what was made before is never lost, and is used again when the change is taken back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+
+from annocoin import atomic
+from annocoin.data.checks import read_json
+from annocoin.distribution import Party
+from annocoin.errors import InputError
+from annocoin.training.checkpoints import EVERY, Keeper
+from annocoin.training.learning import Support
+from annocoin.training.metrics import Metrics
+
+RUN = "run.json"
+CONFIG = "config.json"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+COSTS = "costs.json"
+STAGES = "stages"
+EVENTS = "tensorboard"
+DONE = "done.json"
+LOCK = ".lock"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One piece of a run's work.
+
+    Args:
+        name: such as "round 1, prediction".
+        key: of all that its result depends on.
+        folder: where the result is, or will be.
+    """
+
+    name: str
+    key: str
+    folder: Path
+
+    @property
+    def is_done(self) -> bool:
+        return (self.folder / DONE).is_file()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What was noted when it was done."""
+        found: dict[str, Any] = read_json(self.folder / DONE)
+        return found
+
+
+@dataclass
+class Run:
+    """A run directory, held by one process.
+
+    Args:
+        path: the directory.
+        party: the processes that work on it.
+        say: prints a line.
+        every: seconds between checkpoints.
+    """
+
+    path: Path
+    party: Party
+    say: Say = print
+    every: float = EVERY
+    stages: list[Stage] = field(default_factory=list)
+
+    def stage(self, name: str, made: Mapping[str, Any], *inputs: Stage) -> Stage:
+        """The next stage: its options, and the stages that it stands on."""
+        said = [name, dict(made), [own.key for own in inputs]]
+        key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+        slug = name.replace(",", "").replace(" ", "-")
+        stage = Stage(name, key, self.path / STAGES / f"{slug}-{key}")
+        self.stages.append(stage)
+        return stage
+
+    def do(self, stage: Stage, work: Callable[[], Mapping[str, Any] | None]) -> None:
+        """Do a stage's work unless that is done; all processes go on together.
+
+        What the work gives, numbers and words, is kept with it. The work itself must bear to be
+        cut off anywhere and done again.
+        """
+        if not stage.is_done:
+            self.party.wait()  # or one could find it done, and another not
+            started = time.monotonic()
+            stage.folder.mkdir(parents=True, exist_ok=True)
+            figures = work()
+            self.party.wait()
+            if self.party.is_first:
+                seconds = round(time.monotonic() - started, 1)
+                record = {"stage": stage.name, "seconds": seconds, **(figures or {})}
+                atomic.write_json(stage.folder / DONE, record, indent=1)
+                (stage.folder / "checkpoint.pt").unlink(missing_ok=True)
+                shown = "".join(f", {k} {v:.3g}" for k, v in (figures or {}).items())
+                self.say(f"{stage.name}: {seconds:.0f} s{shown}")
+                self._gather_metrics()
+            self.party.wait()
+
+    def support(self, stage: Stage) -> Support:
+        """What a training in this stage stands on."""
+        events = self.path / EVENTS / stage.folder.name
+        return Support(
+            self.party,
+            Keeper(stage.folder / "checkpoint.pt", self.every),
+            Metrics(stage.folder / METRICS, events),
+        )
+
+    def publish(self, file: Path, name: str) -> None:
+        """Put a stage's file beside the stages, under a name that users look for."""
+        if self.party.is_first:
+            atomic.write_bytes(self.path / name, file.read_bytes())
+        self.party.wait()
+
+    def finish(self, **facts: Any) -> None:
+        """Note which stages the run's result stands on, and what others need to know of it."""
+        if self.party.is_first:
+            self._gather_metrics()
+            listed = [
+                {"stage": own.name, "folder": own.folder.relative_to(self.path).as_posix()}
+                for own in self.stages
+            ]
+            atomic.write_json(self.path / RUN, {**facts, "stages": listed}, indent=1)
+
+    def _gather_metrics(self) -> None:
+        """All stages' metrics and costs as one file each."""
+        lines, costs = [], {}
+        for stage in self.stages:
+            if not stage.is_done:
+                continue
+            record = stage.record
+            costs[stage.name] = record.pop("seconds")
+            file = stage.folder / METRICS
+            for line in file.read_text().splitlines() if file.exists() else ():
+                lines.append(json.dumps({"stage": stage.name, **json.loads(line)}))
+            if len(record) > 1:
+                lines.append(json.dumps(record))
+        atomic.write_bytes(self.path / METRICS, "".join(f"{own}\n" for own in lines).encode())
+        atomic.write_json(self.path / COSTS, costs, indent=1)
+
+
+@contextmanager
+def open_run(
+    path: str | Path,
+    config: Mapping[str, Any],
+    party: Party,
+    *,
+    say: Say = print,
+    every: float = EVERY,
+) -> Iterator[Run]:
+    """Hold a run's directory, new or one that was interrupted; a second process is refused."""
+    path = Path(path)
+    if path.exists() and not (path.is_dir() and _is_ours(path)):
+        raise InputError(f"{path}: exists and is no run of annocoin; give a new or empty folder")
+    if not party.is_first:
+        party.wait()
+        yield Run(path, party, lambda _: None, every)
+        return
+    with atomic.only_one(path / LOCK):
+        atomic.write_json(path / CONFIG, config, indent=1)
+        atomic.write_json(path / ENVIRONMENT, environment(party), indent=1)
+        party.wait()
+        yield Run(path, party, say, every)
+
+
+def environment(party: Party) -> dict[str, Any]:
+    """What a run was computed with."""
+    return {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "numpy": np.__version__,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(party.device),
+        "processes": party.count,
+    }
+
+
+def clear(stage: Stage) -> None:
+    """Remove what an unfinished stage left."""
+    shutil.rmtree(stage.folder, ignore_errors=True)
+
+
+def _is_ours(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()}
+    return CONFIG in names or names <= {LOCK}
