@@ -1,7 +1,7 @@
-"""What works, shown on data that it makes itself: no download, under a minute.
+"""The whole job on data that it makes itself: no download, minutes on two cores.
 
-From boxes to masks in three ways that learn nothing from the labels: the filled box, GrabCut, and
-the region whose own box fits best. That is the floor for every method that learns.
+The same prediction network, for the same number of steps, from tags, from boxes, from the regions
+that seeds retrieve (no rounds), and from the true masks, which is the upper bound.
 """
 
 from __future__ import annotations
@@ -9,151 +9,191 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from annocoin import atomic
-from annocoin.conditional.grab_cut import grab_cut
-from annocoin.data import (
-    load_evaluation,
-    load_labelled,
-    load_weak,
-    with_predictions,
-    write_dataset,
-    write_predictions,
-)
-from annocoin.data.dataset import ImageId, WeakDataset
+from annocoin import atomic, workflow
+from annocoin.data import load_evaluation, load_labelled, load_weak, write_dataset
+from annocoin.data.conversion import Format
+from annocoin.data.dataset import EvaluationDataset, ImageId, Supervision
+from annocoin.data.images import read_image
 from annocoin.data.synthetic import write_synthetic
-from annocoin.evaluation import PROTOCOLS, evaluate
-from annocoin.progress import track
-from annocoin.regions import RegionProposer
+from annocoin.errors import InputError, Problems
+from annocoin.evaluation import evaluate
+from annocoin.parallel import cores, work_through
+from annocoin.regions import RegionFolder
+from annocoin.regions.making import make_regions
 from annocoin.report import overlay
+from annocoin.report.rounds import picture_of_rounds
+from annocoin.seeds import SeedFolder, make_seeds
+from annocoin.seeds.making import CLASSIFIER
+from annocoin.training.config import changed
+from annocoin.training.rounds import Given
+from annocoin.training.run_presets import run_preset
 from annocoin.types import Instances
+from annocoin.workflow import TrainedRun
 
 MADE_BY = "annocoin demo"
+SUMMARY = "summary.json"
+STARTED = ".demo"
+PRESET = "synthetic"
+SHOWN = 0.5
+"""The least score of an instance in the picture."""
 
 
-def run_demo(out: Path, *, images: int = 60) -> None:
-    """Make data, label it two ways, evaluate, convert, draw. An earlier demo in `out` goes."""
-    started = time.monotonic()
-    earlier = out if _is_demo(out) else None
-    making = out if earlier is None else out.with_name(f"{out.name}.new")
-    with atomic.new_directory(making) as folder:
-        data = folder / "data"
+@dataclass(frozen=True)
+class Way:
+    """One way to train the prediction network."""
+
+    name: str
+    supervision: Supervision
+    rounds: int | None
+    words: str
+
+
+WAYS = (
+    Way("image", "image", None, "from tags"),
+    Way("box", "box", None, "from boxes"),
+    Way("seeds", "image", 0, "from tags, without rounds"),
+    Way("full", "mask", None, "from true masks"),
+)
+
+
+def run_demo(
+    out: Path,
+    *,
+    images: int = 400,
+    seed: int = 0,
+    changes: Mapping[str, str] | None = None,
+) -> None:
+    """Make data, train four ways, evaluate, label, draw. A finished demo in `out` goes.
+
+    One that was interrupted goes on.
+
+    Args:
+        images: how many scenes; the last fifth is the test split.
+        seed: of everything random in the training.
+        changes: of the preset's options.
+    """
+    began = time.monotonic()
+    _make_room(out)
+    data = out / "data"
+    if not data.exists():
         write_synthetic(data, images=images)
-        weak = load_weak(data, "box")
-        truth = load_evaluation(data)
-        answers = {
-            "truth": {image_id: truth.truth(image_id) for image_id in truth},
-            "filled box": _filled_boxes(weak),
-            "GrabCut": _grabcut(weak),
-            "region": _best_regions(weak),
-        }
-        print(f"mAP (%) at IoU .5 and .75 on {images} synthetic scenes, by protocol")
-        summary: dict[str, dict[str, dict[str, float]]] = {}
-        for name, found in answers.items():
-            summary[name] = {}
-            for protocol in PROTOCOLS:
-                mean = evaluate(found, truth, protocol=protocol, thresholds=(0.5, 0.75)).mean
-                summary[name][protocol] = {f"{t:g}": value for t, value in mean.items()}
-            cells = [
-                f"{p} {100 * v['0.5']:5.1f} {100 * v['0.75']:5.1f}"
-                for p, v in summary[name].items()
-            ]
-            print(f"  {name:10s}  " + "   ".join(cells))
-        write_predictions(folder / "regions.json", answers["region"], weak.category_ids)
-        _convert(folder)
-        _draw(weak, answers, folder / "picture.jpg")
-        content = {
-            "made by": MADE_BY,
-            "map": summary,
-            "images": images,
-            "seconds": time.monotonic() - started,
-        }
-        atomic.write_json(folder / "summary.json", content, indent=2)
-    if earlier is not None:
-        shutil.rmtree(earlier)
-        making.rename(out)
-    print(f"Look at {out}/picture.jpg: boxes, GrabCut, regions, truth.")
-    print(f"Masks in other formats: {out}/labels. Figures: {out}/summary.json.")
+    runs = _train(out, data, seed, changes or {})
+    test = load_evaluation(data, split="val")
+    print(f"mAP (%) on {len(test)} test scenes, protocol chainercv")
+    found, summary = {}, {}
+    for way in WAYS:
+        found[way.name] = workflow.predict_dataset(runs[way.name], test.labelled)
+        mean = evaluate(found[way.name], test, protocol="chainercv").mean
+        summary[way.name] = {f"{threshold:g}": value for threshold, value in mean.items()}
+        cells = "   ".join(f"@{t} {100 * v:5.1f}" for t, v in summary[way.name].items())
+        print(f"  {way.words:26s} {cells}")
+    _label(out, runs["image"], data)
+    _draw(test, found, out / "picture.jpg")
+    picture = picture_of_rounds(runs["image"].path, load_weak(data, "image", split="train"))
+    overlay.save(picture, out / "rounds.jpg")
+    seconds = time.monotonic() - began
+    content = {"made by": MADE_BY, **summary, "seconds": seconds, "images": images, "seed": seed}
+    atomic.write_json(out / SUMMARY, content, indent=2)
+    (out / STARTED).unlink(missing_ok=True)
+    print(f"{seconds / 60:.1f} min. Look at {out}/picture.jpg: test scenes, and")
+    print(f"{out}/rounds.jpg: samples and predictions, first and last round.")
+    print(f"Masks for the tags, in four formats: {out}/labels. Figures: {out}/{SUMMARY}.")
 
 
-def _is_demo(folder: Path) -> bool:
+def _make_room(out: Path) -> None:
+    if out.exists() and any(out.iterdir()):
+        if _is_finished(out):
+            shutil.rmtree(out)
+        elif not (out / STARTED).is_file():
+            raise InputError(f"{out}: exists and is no demo; give a new or empty folder")
+    atomic.write_bytes(out / STARTED, b"")
+
+
+def _is_finished(folder: Path) -> bool:
     """Whether a demo made the folder, so that another may replace it."""
     try:
-        content = json.loads((folder / "summary.json").read_text())
+        content = json.loads((folder / SUMMARY).read_text())
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("made by") == MADE_BY
 
 
-def _filled_boxes(weak: WeakDataset) -> dict[ImageId, Instances]:
-    found: dict[ImageId, Instances] = {}
-    for image in weak:
-        height, width = image.annotation.size
-        masks = torch.zeros(len(image.annotation), height, width)
-        for mask, box in zip(masks, image.annotation.boxes.round().long().tolist(), strict=True):
-            x0, y0, x1, y1 = box
-            mask[y0:y1, x0:x1] = 1
-        found[image.image_id] = Instances(
-            size=(height, width), masks=masks, labels=image.annotation.labels
+def _train(out: Path, data: Path, seed: int, changes: Mapping[str, str]) -> dict[str, TrainedRun]:
+    """The runs by name. Regions, classifier and seeds are made once, for all."""
+    made = out / "made"
+    tags, boxes = (load_weak(data, way, split="train") for way in ("image", "box"))
+    config = changed(replace(run_preset(PRESET, tags.classes), seed=seed), changes).seeded()
+    regions = make_regions(tags, made / "regions", config.regions)
+    seeds = make_seeds(tags, regions, made / "seeds", config.seeds, classifier=config.classifier)
+    classifier = seeds.path / CLASSIFIER
+    make_seeds(boxes, regions, made / "seeds-box", config.seeds, classifier=classifier)
+    tasks = [(way, out, data, seed, changes) for way in WAYS]
+    work_through(tasks, _Trainer, "training four ways", jobs=min(cores(), 2), problems=Problems())
+    return {way.name: TrainedRun(out / way.name) for way in WAYS}
+
+
+class _Trainer:
+    """Trains in a process of its own: with networks as small, two threads are hardly faster."""
+
+    def __call__(
+        self, way: Way, out: Path, data: Path, seed: int, changes: Mapping[str, str]
+    ) -> None:
+        made = out / "made"
+        seeds = made / ("seeds-box" if way.supervision == "box" else "seeds")
+        given = Given(
+            RegionFolder(made / "regions"), SeedFolder(seeds), made / "seeds" / CLASSIFIER
         )
-    return found
-
-
-def _grabcut(weak: WeakDataset) -> dict[ImageId, Instances]:
-    found: dict[ImageId, Instances] = {}
-    for image in track(weak, "GrabCut"):
-        pixels = image.pixels()
-        masks = [_cut(pixels, box) for box in image.annotation.boxes.round().long().tolist()]
-        found[image.image_id] = Instances(
-            size=image.annotation.size, masks=np.stack(masks), labels=image.annotation.labels
+        workflow.train(
+            load_weak(data, way.supervision, split="train"),
+            out / way.name,
+            PRESET,
+            rounds=way.rounds,
+            seed=seed,
+            changes=_same_steps(way, changes),
+            given=given,
+            truth=load_evaluation(data, split="train"),
+            jobs=1,
+            say=lambda line: print(f"  {way.name}: {line}", flush=True),
         )
-    return found
 
 
-def _best_regions(weak: WeakDataset) -> dict[ImageId, Instances]:
-    """For every box the region whose tight box overlaps it most."""
-    propose = RegionProposer()
-    found: dict[ImageId, Instances] = {}
-    for image in track(weak, "regions"):
-        regions = propose(image.pixels())
-        best = regions.box_iou(image.annotation.boxes).argmax(dim=0)
-        found[image.image_id] = Instances(
-            size=image.annotation.size,
-            masks=regions[best].rles(),
-            labels=image.annotation.labels,
-        )
-    return found
+def _same_steps(way: Way, changes: Mapping[str, str]) -> dict[str, str]:
+    """Without rounds, the steps of all of them in one training."""
+    if way.rounds is None:
+        return dict(changes)
+    config = changed(run_preset(PRESET, ("any",)), changes)
+    return {**changes, "prediction.learning.final_steps": str(config.prediction_steps)}
 
 
-def _cut(pixels: npt.NDArray[np.uint8], box: list[int]) -> npt.NDArray[np.bool_]:
-    """GrabCut's answer, or else the box."""
-    x0, y0, x1, y1 = box
-    place = np.zeros(pixels.shape[:2], dtype=bool)
-    place[y0:y1, x0:x1] = True
-    cut = grab_cut(pixels, place)
-    return place if cut is None else cut
+def _label(out: Path, run: TrainedRun, data: Path) -> None:
+    """The training scenes' tags as masks, in every format."""
+    labelled = load_labelled(data, split="train", with_masks="never")
+    found = workflow.label(run, labelled, "image")
+    shutil.rmtree(out / "labels", ignore_errors=True)
+    with atomic.new_directory(out / "labels") as folder:
+        formats: tuple[Format, ...] = ("coco", "voc", "yolo", "labelme")
+        for name in formats:
+            place = folder / (f"{name}.json" if name == "coco" else name)
+            for line in write_dataset(found, place, name).lines():
+                print(f"  labels as {name}: {line}")
 
 
-def _convert(folder: Path) -> None:
-    labelled = load_labelled(folder / "data", with_masks="never")
-    labelled = with_predictions(labelled, folder / "regions.json")
-    (folder / "labels").mkdir()
-    write_dataset(labelled, folder / "labels" / "coco.json", "coco")
-    for name in ("voc", "yolo", "labelme"):
-        for line in write_dataset(labelled, folder / "labels" / name, name).lines():
-            print(f"  as {name}: {line}")
-
-
-def _draw(weak: WeakDataset, answers: dict[str, dict[ImageId, Instances]], path: Path) -> None:
+def _draw(
+    test: EvaluationDataset, found: Mapping[str, Mapping[ImageId, Instances]], path: Path
+) -> None:
+    """Test scenes, a row each: what the networks find, and the truth."""
     pictures = []
-    for image in weak[:8]:
-        pixels = image.pixels()
-        shown = [answers[name][image.image_id] for name in ("GrabCut", "region", "truth")]
-        marks = [image.annotation, *(answer.annotation() for answer in shown)]
-        pictures += [overlay.draw(pixels, said, weak.classes, scale=1.5) for said in marks]
-    overlay.save(overlay.sheet(pictures, 8), path)
+    for image in test.labelled[:8]:
+        pixels = read_image(image.image_path())
+        answers = {name: own[image.image_id] for name, own in found.items()}
+        answers = {name: own[own.scores >= SHOWN] for name, own in answers.items()}
+        answers["truth"] = test.truth(image.image_id)
+        for name, own in answers.items():
+            picture = overlay.draw(pixels, own.annotation(), test.classes, scale=1.5)
+            overlay.caption(picture, name, 2, picture.shape[0], 0.4)
+            pictures.append(picture)
+    overlay.save(overlay.sheet(pictures, 10), path)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from annocoin.devices import open_device
 from annocoin.errors import InputError, check_positive
+from annocoin.parallel import cores
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -64,7 +65,8 @@ class Party:
         if self.count == 1:
             return values
         numbers = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
-        together: Tensor = self.fabric.all_reduce(numbers, reduce_op="mean")
+        together = self.fabric.all_reduce(numbers, reduce_op="mean")
+        assert isinstance(together, Tensor)
         return dict(zip(values, together.tolist(), strict=True))
 
 
@@ -89,7 +91,7 @@ def gather(
     check_positive("nodes", nodes)
     place = open_device(device)
     from lightning_fabric import Fabric  # takes seconds, which other commands need not wait for
-    from lightning_fabric.strategies import DDPStrategy
+    from lightning_fabric.strategies.ddp import DDPStrategy
 
     if place.index is not None and devices * nodes > 1:
         raise InputError(f"device {device!r} is a single one; say {place.type} with --devices")
@@ -104,5 +106,7 @@ def gather(
         )
     except (ValueError, RuntimeError) as error:
         raise InputError(f"--devices {devices} --precision {precision}: {error}") from None
+    if place.type == "cpu" and devices > 1:  # processes that share cores must not fight for them
+        torch.set_num_threads(max(1, cores() // devices))
     fabric.launch()
     return Party(fabric)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
@@ -19,6 +20,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+FIRST, PATIENCE = 4, 5.0
+"""So many items, and seconds, are waited for before the whole is estimated."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -33,11 +37,12 @@ class Items(Protocol[T_co]):
 def track(items: Items[T], doing: str) -> Iterable[T]:
     """Iterate over `items`, showing how far it is, how long it will take, and the memory in use.
 
-    The bar goes to stderr and vanishes at the end; without a terminal nothing is printed.
+    The bar goes to stderr and vanishes at the end. Without a terminal it is one line, for work that
+    takes longer than a minute: how long, estimated after the first items.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        return items
+        return _announced(items, doing)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -53,6 +58,18 @@ def track(items: Items[T], doing: str) -> Iterable[T]:
 def _tracked(items: Items[T], doing: str, progress: Progress) -> Iterator[T]:
     with progress:
         yield from progress.track(items, total=len(items), description=doing)
+
+
+def _announced(items: Items[T], doing: str) -> Iterator[T]:
+    started, said = time.monotonic(), False
+    for done, item in enumerate(items):
+        spent = time.monotonic() - started
+        if not said and done >= FIRST and spent > PATIENCE:
+            said = True
+            minutes = spent / done * len(items) / 60
+            if minutes > 1:
+                print(f"{doing}: {len(items)} to do, about {minutes:.0f} min", file=sys.stderr)
+        yield item
 
 
 class _Memory(ProgressColumn):

@@ -109,8 +109,11 @@ def train(
             learned from them.
     """
     config = run_preset(preset, dataset.classes)
-    said = {"rounds": rounds, "seed": seed}
-    config = replace(config, **{k: v for k, v in said.items() if v is not None})
+    config = replace(
+        config,
+        rounds=config.rounds if rounds is None else rounds,
+        seed=config.seed if seed is None else seed,
+    )
     if weights is not None:
         config = with_weights(config, weights)
     config = changed(config, changes or {})

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from annocoin import __version__
-from annocoin.cli import datasets, regions, runs, seeds
+from annocoin.cli import datasets, options, regions, runs, seeds
 from annocoin.demo import run_demo
 from annocoin.errors import InputError, one_line
 
@@ -37,10 +37,15 @@ INTERRUPTED = 130
 @app.command("demo")
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder for what it makes.")] = Path("runs/demo"),
-    images: Annotated[int, typer.Option(help="How many scenes.")] = 60,
+    images: Annotated[int, typer.Option(help="How many scenes.")] = 400,
+    seed: Annotated[int, typer.Option(help="Of everything random in the training.")] = 0,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change an option; repeatable."),
+    ] = None,
 ) -> None:
-    """See what works, on data it makes itself: labels, masks, figures, formats, pictures."""
-    run_demo(out, images=images)
+    """The whole job on data it makes itself: from tags and from boxes to masks, in minutes."""
+    run_demo(out, images=images, seed=seed, changes=options.assignments(assignments or []))
 
 
 @app.callback(invoke_without_command=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from annocoin import atomic
+from annocoin import atomic, workflow
 from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, load, report
 from annocoin.data import loading, read_predictions, with_predictions, write_dataset
 from annocoin.data.conversion import Format
@@ -21,11 +21,15 @@ from annocoin.data.synthetic import write_synthetic
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation import THRESHOLDS, Evaluation, evaluate
 from annocoin.report import overlay
+from annocoin.training.run_directory import is_run
 
 
 def evaluate_command(
     predictions: Annotated[
-        Path, typer.Argument(help="COCO results (.json), or a folder of files, one an image.")
+        Path,
+        typer.Argument(
+            help="COCO results (.json), a folder of files, one an image, or a run, which predicts."
+        ),
     ],
     dataset: Dataset,
     protocol: Annotated[
@@ -39,6 +43,7 @@ def evaluate_command(
     kind: KindOption = None,
     images: Images = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
+    device: Annotated[str, typer.Option(help="Where a run's network computes.")] = "cpu",
     skip_bad: SkipBad = False,
 ) -> None:
     """Average precision of predicted instances against the true masks of a dataset."""
@@ -48,7 +53,12 @@ def evaluate_command(
     truth = loading.load_evaluation(
         dataset, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
     )
-    found = read_predictions(predictions, truth, problems)
+    if is_run(predictions):
+        found = workflow.predict_dataset(
+            workflow.TrainedRun(predictions), truth.labelled, device=device, problems=problems
+        )
+    else:
+        found = read_predictions(predictions, truth, problems)
     result = evaluate(found, truth, protocol=protocol, thresholds=iou or THRESHOLDS)
     if json is not None:
         atomic.write_json(json, result.to_json(), indent=2)

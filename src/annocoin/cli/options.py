@@ -11,7 +11,7 @@ import typer
 from annocoin.data import loading
 from annocoin.data.dataset import LabelledImages
 from annocoin.data.loading import DatasetKind
-from annocoin.errors import Problems
+from annocoin.errors import InputError, Problems
 
 Dataset = Annotated[
     Path,
@@ -42,3 +42,14 @@ def report(problems: Problems) -> None:
         print(f"annocoin: skipped {len(problems.skipped)} bad items:", file=sys.stderr)
         for line in problems.skipped:
             print(f"  {line}", file=sys.stderr)
+
+
+def assignments(lines: list[str]) -> dict[str, str]:
+    """What --set KEY=VALUE says, by key."""
+    found = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise InputError(f"--set {line}: expected KEY=VALUE, such as rounds=2")
+        found[name] = value
+    return found

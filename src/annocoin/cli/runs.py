@@ -10,6 +10,7 @@ from typing import Annotated, cast
 import typer
 
 from annocoin import atomic, workflow
+from annocoin.cli import options
 from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, load, report
 from annocoin.data import load_evaluation, load_weak, write_dataset
 from annocoin.data.conversion import Format
@@ -30,7 +31,12 @@ FORMATS = ("coco", "voc", "yolo", "labelme")
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="What `annocoin train` made.")]
 SupervisionOption = Annotated[
-    str, typer.Option("--supervision", metavar="image|box|point|mixed", help="What may be seen.")
+    str,
+    typer.Option(
+        "--supervision",
+        metavar="image|box|point|mixed|mask",
+        help="What may be seen; mask is full supervision, the upper bound.",
+    ),
 ]
 RegionsOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Use what `annocoin regions` made.")
@@ -88,7 +94,7 @@ def train_command(
     problems = Problems(skip_bad)
     check_choice("preset", preset, PRESETS)
     atomic.refuse_input(out, dataset)
-    changes = _assignments(assignments or [])
+    changes = options.assignments(assignments or [])
     weak = load_weak(
         dataset,
         cast(Supervision, supervision),
@@ -219,16 +225,6 @@ def _given(regions: Path | None, seeds: Path | None, classifier: Path | None) ->
         None if seeds is None else SeedFolder(seeds),
         classifier,
     )
-
-
-def _assignments(lines: list[str]) -> dict[str, str]:
-    found = {}
-    for line in lines:
-        name, equals, value = line.partition("=")
-        if not equals:
-            raise InputError(f"--set {line}: expected KEY=VALUE, such as rounds=2")
-        found[name] = value
-    return found
 
 
 def _duration(seconds: float) -> str:

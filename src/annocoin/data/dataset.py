@@ -1,7 +1,8 @@
 """Datasets: what files say (`LabelledImages`), what training may see, what evaluation may see.
 
 `WeakDataset` and `EvaluationDataset` are different types on purpose. Training receives the first,
-which holds no mask but those that a user gave as labels (supervision "mixed").
+which holds no mask but those that a user gave as labels (supervision "mixed"), unless full
+supervision ("mask") is asked for by name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ImageId = str | int
 Masks = Literal["never", "optional", "required"]
 """Whether a reader gives masks: not even opened, where there are any, or for every image."""
 
-Supervision = Literal["image", "box", "point", "mixed"]
+Supervision = Literal["image", "box", "point", "mixed", "mask"]
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class WeakDataset(Sequence[WeakImage]):
 
     def __post_init__(self) -> None:
         allowed = {"image": {"tag"}, "box": {"tag", "box"}, "point": {"tag", "point"}}
-        for image in self.images if self.supervision != "mixed" else ():
+        for image in self.images if self.supervision in allowed else ():
             extra = set(image.annotation.kinds) - allowed[self.supervision]
             if extra:
                 raise ValueError(f"{image.image_id}: {extra} under supervision {self.supervision}")
@@ -249,11 +250,11 @@ def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
     """Keep only what the supervision allows.
 
     image: each class once. box: boxes (of a mask, its tight box). point: points (of a mask, the
-    point deepest inside). mixed: every mark as it is. A mark that cannot say what is asked for, and
-    a crowd, which is no single object, becomes a tag.
+    point deepest inside). mixed and mask: every mark as it is. A mark that cannot say what is asked
+    for, and a crowd, which is no single object, becomes a tag.
     """
     check_choice("supervision", supervision, get_args(Supervision))
-    if supervision == "mixed":
+    if supervision in ("mixed", "mask"):
         return annotation
     if supervision == "image":
         tags = tuple(Mark(label) for label in annotation.distinct_labels)

@@ -32,16 +32,17 @@ def load_weak(
 
     Args:
         path: a VOC folder, a COCO .json, a folder with labels.csv, a YOLO or a labelme folder.
-        supervision: what may be seen: "image" (tags), "box", "point" or "mixed".
+        supervision: what may be seen: "image" (tags), "box", "point", "mixed", or "mask", which is
+            full supervision, for comparison.
         split: the name of the list of images; all images if not given.
         kind: the format, if it should not be recognised.
         images: the folder with the images of a COCO file.
         problems: `Problems(skip=True)` leaves bad images out instead of stopping.
 
-    VOC's segmentation maps are opened only to derive points; they are never labels.
+    VOC's segmentation maps are opened only to derive points; they are labels only with "mask".
     """
     kind = kind or recognise(Path(path))
-    needed = supervision == "point" or (supervision == "mixed" and kind != "voc")
+    needed = supervision in ("point", "mask") or (supervision == "mixed" and kind != "voc")
     labelled = load_labelled(
         path,
         split=split,

@@ -92,6 +92,10 @@ class Architecture:
             "sampling",
         ):
             check_positive(name, getattr(self, name))
+        if self.normalised and self.channels % GROUPS:
+            raise InputError(
+                f"channels {self.channels}; with normalised, expected a multiple of {GROUPS}"
+            )
         if not 32 <= self.size <= self.longest <= 4096:
             raise InputError(
                 f"size {self.size}, longest {self.longest}; expected 32 <= size <= longest <= 4096"

@@ -48,6 +48,10 @@ class Predictor:
     @torch.inference_mode()
     def __call__(self, images: Sequence[npt.NDArray[np.uint8]]) -> list[Instances]:
         """The instances of RGB images, uint8 [H, W, 3] of any sizes, best first."""
+        if not images:
+            return []
+        # torchvision leaves out what is below its own threshold
+        self.net.roi_heads.score_thresh = min(self.threshold, SCORE)
         seen = [torch.tensor(i, device=self.device).permute(2, 0, 1).float() / 255 for i in images]
         found = self.net(seen)
         return [

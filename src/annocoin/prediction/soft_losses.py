@@ -17,6 +17,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import roi_align
 
+from annocoin.errors import InputError, check_positive
 from annocoin.prediction.networks import mask_layer
 from annocoin.prediction.sampling import choose
 from annocoin.prediction.soft_targets import Shares, SoftTargets, match
@@ -42,6 +43,13 @@ class LossOptions:
     positive_rois: float = 0.25
     entropy: float = 0.5
     shared_masks: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("anchors", "rois"):
+            check_positive(name, getattr(self, name))
+        for name in ("positive_anchors", "positive_rois", "entropy"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} {getattr(self, name)}; expected 0 to 1")
 
 
 class SoftLosses(nn.Module):
@@ -163,8 +171,10 @@ class SoftLosses(nn.Module):
         pooled = heads.box_roi_pool(features, list(rois), images.image_sizes)
         logits, deltas = heads.box_predictor(heads.box_head(pooled))
         logs = logits.float().log_softmax(dim=1)
-        deltas = deltas.float().view(len(logs), -1, 4)
-        weight = torch.cat([own.new_full((len(own),), 1 / (len(own) * len(rois))) for own in rois])
+        deltas = deltas.float().view(len(logs), logs.shape[1], 4)
+        weight = torch.cat(
+            [own.new_full((len(own),), 1 / max(1, len(own) * len(rois))) for own in rois]
+        )
         wanted = torch.zeros_like(logs)
         of_box = logs.sum() * 0
         first = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import resources
@@ -71,7 +72,8 @@ def make_regions(
     names = [(image.image_id, f"{image.file_name}.npz") for image in labelled]
     with RegionFolder.writing(out, made, names, party) as files:
         todo: list[tuple[LabelledImage | WeakImage, Found | None, Path]] = []
-        for image in labelled if party is None else party.share(labelled):
+        images: Sequence[LabelledImage | WeakImage] = labelled.images
+        for image in images if party is None else party.share(images):
             if not is_current(files[image.image_id]):
                 with problems.caught():
                     found = None

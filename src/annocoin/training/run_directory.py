@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -199,11 +198,10 @@ def environment(party: Party) -> dict[str, Any]:
     }
 
 
-def clear(stage: Stage) -> None:
-    """Remove what an unfinished stage left."""
-    shutil.rmtree(stage.folder, ignore_errors=True)
+def is_run(path: Path) -> bool:
+    """Whether this is a run's directory, finished or not."""
+    return (path / CONFIG).is_file() and (path / ENVIRONMENT).is_file()
 
 
 def _is_ours(folder: Path) -> bool:
-    names = {path.name for path in folder.iterdir()}
-    return CONFIG in names or names <= {LOCK}
+    return is_run(folder) or {path.name for path in folder.iterdir()} <= {LOCK, CONFIG}
