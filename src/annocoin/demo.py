@@ -153,20 +153,12 @@ class _Trainer:
             PRESET,
             rounds=way.rounds,
             seed=seed,
-            changes=_same_steps(way, changes),
+            changes=changes,
             given=given,
             truth=load_evaluation(data, split="train"),
             jobs=1,
             say=lambda line: print(f"  {way.name}: {line}", flush=True),
         )
-
-
-def _same_steps(way: Way, changes: Mapping[str, str]) -> dict[str, str]:
-    """Without rounds, the steps of all of them in one training."""
-    if way.rounds is None:
-        return dict(changes)
-    config = changed(run_preset(PRESET, ("any",)), changes)
-    return {**changes, "prediction.learning.final_steps": str(config.prediction_steps)}
 
 
 def _label(out: Path, run: TrainedRun, data: Path) -> None:

@@ -100,7 +100,7 @@ def train(
             trained on those, which is the upper bound.
         out: the run's directory.
         preset: "synthetic", "voc-cpu", "voc-r50" or "voc-r101".
-        rounds, seed: instead of the preset's.
+        rounds, seed: instead of the preset's; with 0 rounds the steps of all are one training.
         changes: values at dotted names of the configuration, see `annocoin.training.config`.
         weights: a folder with files of backbone weights, taken where their names begin with a
             backbone's; default torchvision's own, which may be downloaded.
@@ -109,14 +109,13 @@ def train(
             learned from them.
     """
     config = run_preset(preset, dataset.classes)
-    config = replace(
-        config,
-        rounds=config.rounds if rounds is None else rounds,
-        seed=config.seed if seed is None else seed,
-    )
     if weights is not None:
         config = with_weights(config, weights)
     config = changed(config, changes or {})
+    if rounds is not None:
+        config = config.without_rounds() if rounds == 0 else replace(config, rounds=rounds)
+    if seed is not None:
+        config = replace(config, seed=seed)
     train_run(
         dataset,
         out,

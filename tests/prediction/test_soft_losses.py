@@ -12,6 +12,7 @@ from torch import Tensor
 from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import maskrcnn_loss, project_masks_on_boxes
+from torchvision.models.detection.rpn import concat_box_prediction_layers
 
 from annocoin import InputError
 from annocoin.prediction import soft_losses
@@ -155,6 +156,40 @@ def learned_from(net: MaskRCNN, targets: SoftTargets, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     some = torch.randperm(len(anchors), generator=generator)[:100]
     return torch.cat([shares.instances.sum(dim=1).nonzero()[:, 0], some])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_losses_of_anchors_sample_by_sample(seed: int) -> None:
+    """With torchvision's targets; an anchor that a sample ignores adds nothing in that sample."""
+    net = network(seed)
+    soft = SoftLosses(net)
+    images, targets = seen(0), samples_of(seed)
+    anchors = learned_from(net, targets, seed)
+    found = losses_at(soft, targets, anchors, rois_near(targets.boxes, seed))
+    with torch.no_grad():
+        levels = list(net.backbone(images.tensors).values())
+        scores, deltas = concat_box_prediction_layers(*net.rpn.head(levels))
+    places = net.rpn.anchor_generator(images, levels)
+    score = box = 0.0
+    ignored = 0
+    for sample, weight in enumerate(targets.weights.tolist()):
+        plain = {"boxes": one_of(targets, sample).boxes}
+        labels, boxes = net.rpn.assign_targets_to_anchors(places, [plain])
+        goals = net.rpn.box_coder.encode(boxes, places)[0]
+        for anchor in anchors.tolist():
+            label, share = int(labels[0][anchor]), weight / len(anchors)
+            chance = float(scores[anchor].sigmoid())
+            if label == -1:
+                ignored += 1
+            elif label == 0:
+                score -= share * math.log(1 - chance)
+            else:
+                score -= share * math.log(chance)
+                apart = (deltas[anchor] - goals[anchor]).abs().tolist()
+                box += share * sum(d - 1 / 18 if d > 1 / 9 else 4.5 * d * d for d in apart)
+    assert ignored > 10
+    assert found["rpn score"].item() == pytest.approx(score, rel=1e-3)
+    assert found["rpn box"].item() == pytest.approx(box, rel=1e-3)
 
 
 @pytest.mark.parametrize("shared", [False, True])

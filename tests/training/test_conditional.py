@@ -19,8 +19,8 @@ from annocoin.randomness import generator_at
 from annocoin.seeds import Seeds
 from annocoin.training.against import direct_step, train_against
 from annocoin.training.cases import Case
-from annocoin.training.from_seeds import train_from_seeds
 from annocoin.training.conditional_learner import features_of
+from annocoin.training.from_seeds import train_from_seeds
 from annocoin.training.learning import Support
 from annocoin.training.metrics import Noted
 from annocoin.training.options import ConditionalOptions

@@ -46,8 +46,8 @@ class Config:
     Args:
         regions, classifier, seeds: of the first stages.
         conditional, prediction: the two networks.
-        rounds: R; with 0 the prediction network is trained once, for as many steps as all rounds
-            together, on the regions that seeds retrieve (as WISE does).
+        rounds: R; with 0 the prediction network is trained once, on the regions that seeds
+            retrieve (as WISE does).
         seed: of everything random; that of the stages is set by it.
     """
 
@@ -72,6 +72,11 @@ class Config:
         """All steps of the prediction network, over all rounds."""
         learning = self.prediction.learning
         return self.rounds * learning.steps + learning.final_steps
+
+    def without_rounds(self) -> Config:
+        """The same steps of the prediction network, in one training."""
+        learning = replace(self.prediction.learning, final_steps=self.prediction_steps)
+        return replace(self, rounds=0, prediction=replace(self.prediction, learning=learning))
 
     def seeded(self) -> Config:
         """The same, with the stages' seeds set by the run's."""

@@ -64,7 +64,88 @@ def synthetic(classes: Classes) -> Config:
     )
 
 
-PRESETS: dict[str, Callable[[Classes], Config]] = {"synthetic": synthetic}
+def voc_cpu(classes: Classes) -> Config:
+    """Photographs on two cores in an evening: small networks on MobileNetV2."""
+    return Config(
+        regions=RegionOptions(),
+        classifier=options_for("resnet50", size=320, epochs=4, frozen=6, precision="bf16"),
+        seeds=SeedOptions(),
+        conditional=ConditionalPreset(
+            conditional.Architecture(classes, "unet-mobilenet_v2", size=256),
+            ConditionalOptions(initial_steps=400, steps=100, samples=10, noise=0.5),
+        ),
+        prediction=PredictionPreset(
+            prediction.Architecture(
+                classes,
+                "mobilenet_v2",
+                size=256,
+                longest=448,
+                channels=96,
+                hidden=512,
+                mask_layers=2,
+                smallest=24,
+                proposals=300,
+                detections=50,
+                sampling=1,
+            ),
+            PredictionOptions(
+                losses=LossOptions(anchors=128, rois=64, shared_masks=True),
+                steps=600,
+                final_steps=2400,
+                batch=4,
+                rate=1e-3,
+                body_rate=0.1,
+                frozen=7,
+                scales=(0.8, 1.1),
+            ),
+        ),
+        rounds=2,
+    )
+
+
+def voc_r50(classes: Classes) -> Config:
+    """The paper's setting for tags: ResNet-50, K = 10, gamma .5, epsilon 1, four rounds."""
+    return _paper(classes, "resnet50")
+
+
+def voc_r101(classes: Classes) -> Config:
+    """The paper's setting for boxes: ResNet-101."""
+    return _paper(classes, "resnet101")
+
+
+def _paper(classes: Classes, backbone: str) -> Config:
+    """Full resolution and usual schedules of Mask R-CNN; wants a GPU."""
+    return Config(
+        regions=RegionOptions(),
+        classifier=options_for("resnet50"),
+        seeds=SeedOptions(),
+        conditional=ConditionalPreset(
+            conditional.Architecture(classes, "unet-resnet50", size=512),
+            ConditionalOptions(initial_steps=4000, steps=2000, samples=10, noise=0.5),
+        ),
+        prediction=PredictionPreset(
+            prediction.Architecture(classes, backbone),
+            PredictionOptions(
+                losses=LossOptions(shared_masks=False),
+                steps=4000,
+                final_steps=8000,
+                batch=4,
+                rate=2e-4,
+                body_rate=0.1,
+                frozen=5,
+                scales=(0.8, 1.0),
+            ),
+        ),
+        rounds=4,
+    )
+
+
+PRESETS: dict[str, Callable[[Classes], Config]] = {
+    "synthetic": synthetic,
+    "voc-cpu": voc_cpu,
+    "voc-r50": voc_r50,
+    "voc-r101": voc_r101,
+}
 
 
 def run_preset(name: str, classes: Classes, **changes: Any) -> Config:

@@ -1,0 +1,227 @@
+"""From images with cheap labels to a trained network, labels and predictions: the commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from annocoin import InputError, load_evaluation, load_labelled, load_weak, workflow
+from annocoin.prediction import read_prediction
+from annocoin.training.config import read_config
+from annocoin.workflow import TrainedRun
+from end_to_end.quick import QUICK, WORDS
+
+SAID = ("--preset", "synthetic", "--jobs", "1", *WORDS)
+
+
+@pytest.fixture(scope="module")
+def runs(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run for each kind of supervision."""
+    root = tmp_path_factory.mktemp("runs")
+    found = {}
+    for supervision in ("image", "box", "point", "mask"):
+        found[supervision] = root / supervision
+        workflow.train(
+            load_weak(scenes, supervision, split="train"),  # type: ignore[arg-type]
+            found[supervision],
+            "synthetic",
+            changes=QUICK,
+            truth=load_evaluation(scenes, split="train"),
+            jobs=1,
+            say=lambda _: None,
+        )
+    return found
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("supervision", ["image", "box", "point"])
+def test_a_run_holds_what_it_should(runs: dict[str, Path], supervision: str) -> None:
+    run = runs[supervision]
+    stages = [own["stage"] for own in json.loads((run / "run.json").read_text())["stages"]]
+    assert stages == [
+        "dataset",
+        "regions",
+        "seeds",
+        "conditional",
+        "round 1, samples",
+        "round 1, prediction",
+        "round 1, tables",
+        "round 1, conditional",
+        "final samples",
+        "final prediction",
+    ]
+    lines = metrics(run)
+    steps = {name: [own for own in lines if own["stage"] == name] for name in stages}
+    assert [own["step"] for own in steps["round 1, prediction"]] == [1, 2, 3, 4]
+    assert {"loss", "class", "mask", "box", "gradient", "class entropy"} <= set(
+        steps["final prediction"][0]
+    )
+    assert {"cross_diversity", "moved_by_loss"} <= set(steps["round 1, conditional"][0])
+    assert 0 <= steps["final samples"][0]["map@0.5"] <= 1
+    assert set(json.loads((run / "costs.json").read_text())) == set(stages[1:])
+    assert json.loads((run / "environment.json").read_text())["torch"] == torch.__version__
+    assert read_config(run / "config.json").rounds == 1
+    assert any((run / "tensorboard").rglob("events.out.tfevents.*"))
+    net, architecture = read_prediction(run / "prediction.safetensors")
+    assert architecture.channels == 16
+    assert len(net.state_dict()) > 50
+
+
+def test_full_supervision_needs_only_the_prediction_network(runs: dict[str, Path]) -> None:
+    listed = json.loads((runs["mask"] / "run.json").read_text())["stages"]
+    assert [own["stage"] for own in listed] == ["dataset", "prediction"]
+    assert len(metrics(runs["mask"])) == 8, "as many steps as all rounds together"
+
+
+def test_done_stages_are_not_done_again(
+    runs: dict[str, Path], scenes: Path, annocoin: Callable[..., Any]
+) -> None:
+    run = runs["image"]
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*.safetensors")}
+    words = ("train", scenes, "--split", "train", "--out", run, *SAID)
+    outcome = annocoin(*words)
+    assert outcome.code == 0, outcome.err
+    kept = [path for path in before if "stages" in path.parts]
+    assert kept
+    assert all(path.stat().st_mtime_ns == before[path] for path in kept)
+    old = set((run / "stages").iterdir())
+    outcome = annocoin(*words, "--set", "prediction.learning.final_steps=5")
+    assert outcome.code == 0, outcome.err
+    new = set((run / "stages").iterdir()) - old
+    assert {path.name.rsplit("-", 1)[0] for path in new} == {"final-prediction"}
+    again = annocoin(*words)
+    assert again.code == 0
+    assert set((run / "stages").iterdir()) == old | new, "the first options' stages are used again"
+
+
+def test_without_rounds_the_seeds_are_learned(
+    runs: dict[str, Path], scenes: Path, tmp_path: Path, annocoin: Callable[..., Any]
+) -> None:
+    stages = runs["image"] / "stages"
+    folders = {name: next(stages.glob(f"{name}-*")) / "files" for name in ("regions", "seeds")}
+    outcome = annocoin(
+        "train", scenes, "--split", "train", "--out", tmp_path / "w", *SAID, "--rounds", 0,
+        "--regions", folders["regions"], "--seeds", folders["seeds"], "--measure",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    lines = metrics(tmp_path / "w")
+    assert [own["stage"] for own in lines] == ["retrieved labels", *["prediction"] * 8]
+    assert "map@0.5" in lines[0]
+    weak = load_weak(scenes, "image", split="train")
+    labels = TrainedRun(tmp_path / "w").labels_of(weak)
+    assert labels is not None
+    assert len(labels) == len(weak)
+
+
+@pytest.mark.parametrize("to", ["coco", "voc", "yolo", "labelme"])
+def test_label_meets_every_label(
+    runs: dict[str, Path], scenes: Path, tmp_path: Path, annocoin: Callable[..., Any], to: str
+) -> None:
+    out = tmp_path / ("labels.json" if to == "coco" else "labels")
+    outcome = annocoin(
+        "label", runs["box"], scenes, "--split", "val", "--supervision", "box",
+        "--format", to, "--out", out, "--jobs", 1,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    wanted = load_labelled(scenes, split="val", with_masks="never")
+    assert f"{len(wanted)} images" in outcome.out
+    given = {"images": scenes / "JPEGImages"} if to == "coco" else {}
+    found = load_labelled(out, **given)
+    assert len(found) == len(wanted)
+    for said, made in zip(wanted, found, strict=True):
+        names = [
+            sorted(dataset.classes[label - 1] for label in own.annotation.labels.tolist())
+            for dataset, own in ((wanted, said), (found, made))
+        ]
+        assert names[0] == names[1]
+        if to == "coco":
+            assert all(
+                m.mask is not None and 0 <= (m.confidence or 0) <= 1 for m in made.annotation
+            )
+            assert any(m.confidence is not None for m in made.annotation)
+
+
+def test_label_of_the_training_images_is_ready(
+    runs: dict[str, Path], scenes: Path, annocoin: Callable[..., Any], tmp_path: Path
+) -> None:
+    words = ("label", runs["image"], scenes, "--split", "train", "--out", tmp_path / "l.json")
+    outcome = annocoin(*words)
+    assert outcome.code == 0, outcome.err
+    assert not (runs["image"] / "labelling").exists()
+    found = load_labelled(tmp_path / "l.json", images=scenes / "JPEGImages")
+    for said, made in zip(load_labelled(scenes, split="train"), found, strict=True):
+        assert set(made.annotation.labels.tolist()) == set(said.annotation.labels.tolist())
+
+
+def test_predict_and_evaluate(
+    runs: dict[str, Path], scenes: Path, annocoin: Callable[..., Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "p"
+    words = ("predict", runs["mask"], scenes / "JPEGImages", "--out", out, "--score", 0.01)
+    outcome = annocoin(*words, "--batch", 3, "--shown", 0.0)
+    assert outcome.code == 0, outcome.err
+    assert len(list((out / "overlays").glob("*.png"))) == 8
+    from_file = annocoin(
+        "evaluate", out / "predictions.json", scenes, "--json", tmp_path / "a.json"
+    )
+    assert from_file.code == 0, from_file.err
+    of_run = annocoin("evaluate", runs["mask"], scenes, "--json", tmp_path / "b.json")
+    assert of_run.code == 0, of_run.err
+    one = annocoin("predict", runs["mask"], next((scenes / "JPEGImages").iterdir()), "--out",
+                   tmp_path / "one", "--no-overlays")  # fmt: skip
+    assert one.code == 0
+    assert "in 1 images" in one.out
+    pattern = annocoin(
+        "predict", runs["mask"], f"{scenes}/JPEGImages/*1.jpg", "--out", tmp_path / "some"
+    )
+    assert pattern.code == 0
+
+
+def test_bad_input_is_one_line(
+    runs: dict[str, Path], scenes: Path, annocoin: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    run, new = runs["image"], tmp_path / "new"
+    cases = {
+        "is no run of annocoin": ("train", scenes, "--out", tmp_path / "mine"),
+        "expected KEY=VALUE": ("train", scenes, "--out", new, "--set", "rounds"),
+        "no 'round' here": ("train", scenes, "--out", new, "--set", "round=1"),
+        "say which part": ("train", scenes, "--out", new, "--set", "prediction=1"),
+        "expected int": ("train", scenes, "--out", new, "--set", "rounds=many"),
+        "has no parts": ("train", scenes, "--out", new, "--set", "rounds.number=1"),
+        "expected one of": ("train", scenes, "--out", new, "--preset", "magic"),
+        "give the regions": ("train", scenes, "--out", new, "--seeds", tmp_path),
+        "no such folder of backbone": ("train", scenes, "--out", new, "--weights", new),
+        "cannot be used": ("train", scenes, "--out", new, "--device", "cuda:77"),
+        "no finished run": ("predict", tmp_path, scenes, "--out", new),
+        "no image": ("predict", run, tmp_path / "nothing*.jpg", "--out", new),
+        "exists already": ("predict", run, scenes / "JPEGImages", "--out", tmp_path / "mine"),
+        "expected 0 to 1": ("predict", run, scenes / "JPEGImages", "--out", new, "--score", 2),
+        "no conditional network": ("label", runs["mask"], scenes, "--out", tmp_path / "a.json"),
+        "ends in .json": ("label", run, scenes, "--split", "train", "--out", new),
+    }
+    for words, command in cases.items():
+        outcome = annocoin(*command)
+        assert outcome.code == 2, command
+        assert words in outcome.err, (words, outcome.err)
+        assert outcome.err.count("\n") == 1
+        assert not new.exists() or not any(new.rglob("*.safetensors"))
+
+
+def test_other_classes_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    from PIL import Image
+
+    Image.new("RGB", (40, 40)).save(tmp_path / "images" / "a.png")
+    (tmp_path / "labels.csv").write_text("image,class\na.png,sphinx\n")
+    with pytest.raises(InputError, match="sphinx"):
+        workflow.label(TrainedRun(runs["image"]), load_labelled(tmp_path), "image")
