@@ -30,7 +30,7 @@ from annocoin.regions.making import make_regions
 from annocoin.seeds import make_seeds
 from annocoin.seeds.making import CLASSIFIER
 from annocoin.training.config import Config, changed, read_config, with_weights
-from annocoin.training.labelling import Sources, draw_labels
+from annocoin.training.labelling import Sources, draw_labels, judge_regions
 from annocoin.training.pseudo_labels import PseudoLabelFolder
 from annocoin.training.rounds import (
     CONDITIONAL,
@@ -244,9 +244,14 @@ def _drawn(
             weak, regions, folder / "seeds", config.seeds,
             classifier=classifier, jobs=jobs, device=device, problems=problems,
         )  # fmt: skip
+    sources = Sources(weak, regions, seeds)
+    tables = judge_regions(
+        sources, run.path / PREDICTION, config.conditional, folder / "tables",
+        jobs=jobs, problems=problems,
+    )  # fmt: skip
     return draw_labels(
-        Sources(weak, regions, seeds), run.path / CONDITIONAL, config.conditional,
-        folder / "labels", seed=config.seed, jobs=jobs, problems=problems,
+        sources, run.path / CONDITIONAL, config.conditional, folder / "labels",
+        seed=config.seed, tables=tables, jobs=jobs, problems=problems,
     )  # fmt: skip
 
 

@@ -209,7 +209,7 @@ def test_one_mask_for_all_classes() -> None:
         {"channels": 0},
         {"channels": 24, "normalised": True},
         {"proposals": 0},
-        {"sampling": 0},
+        {"box_sampling": 0},
     ],
 )
 def test_bad_architectures(change: dict[str, Any]) -> None:

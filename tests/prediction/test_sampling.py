@@ -21,13 +21,13 @@ def test_as_many_as_asked_for_and_none_that_is_neither(
 ) -> None:
     positive = torch.tensor([kind == "+" for kind in kinds], dtype=torch.bool)
     negative = torch.tensor([kind == "-" for kind in kinds], dtype=torch.bool)
-    chosen = choose(positive, negative, most, share, generator_at(seed))
+    chosen = choose(positive, negative, most, int(most * share), generator_at(seed))
     assert len(chosen.unique()) == len(chosen)
     first = min(int(positive.sum()), int(most * share))
     assert len(chosen) == first + min(int(negative.sum()), most - first)
     assert bool(positive[chosen[:first]].all())
     assert bool(negative[chosen[first:]].all())
-    again = choose(positive, negative, most, share, generator_at(seed))
+    again = choose(positive, negative, most, int(most * share), generator_at(seed))
     assert torch.equal(chosen, again)
 
 
@@ -36,6 +36,6 @@ def test_every_box_has_its_chance() -> None:
     seen = torch.zeros(6)
     generator = generator_at(0)
     for _ in range(200):
-        seen[choose(everything, ~everything, 2, 1.0, generator)] += 1
+        seen[choose(everything, ~everything, 2, 2, generator)] += 1
     assert seen.sum() == 400
     assert float(seen.min()) > 40

@@ -38,6 +38,8 @@ class ScoringOptions:
     Args:
         terms: unary, pairwise and higher order terms, the columns of the paper's ablation.
         prior: how much what the seeds say counts in the unary term, see `seed_prior`.
+        trust: how much what a prediction network thinks of the regions counts there, if it was
+            asked; our addition to the paper, 0 leaves it out.
         pairwise: the form of the pairwise term, see `coupling`.
         sharpness: see `votes_of_neighbours`.
         iterations, delta: see `agreement_of_neighbours`.
@@ -48,6 +50,7 @@ class ScoringOptions:
 
     terms: Terms = "U+P+H"
     prior: float = 1.0
+    trust: float = 1.0
     pairwise: PairwiseForm = "votes"
     sharpness: float = scoring.SHARPNESS
     iterations: int = scoring.ITERATIONS
@@ -66,6 +69,8 @@ class ScoringOptions:
                 f"sharpness {self.sharpness}, delta {self.delta}, most {self.most}, "
                 f"prior {self.prior}; expected above 0, above 0, 0 to 1, and 0 or more"
             )
+        if not self.trust >= 0:
+            raise InputError(f"trust {self.trust}; expected 0 or more")
 
 
 class Candidates:
@@ -74,6 +79,7 @@ class Candidates:
     Args:
         requirements: as `requirements_of` gives them.
         seeds: for the prior, if there are any.
+        table: D [P, J+1] of a prediction network, if one was asked.
     """
 
     def __init__(
@@ -82,11 +88,18 @@ class Candidates:
         options: ScoringOptions | None = None,
         *,
         seeds: Seeds | None = None,
+        table: Tensor | None = None,
     ) -> None:
         self.options = options or ScoringOptions()
         self.prior: Tensor | None = None
         if seeds is not None and self.options.prior:
             self.prior = self.options.prior * seed_prior(requirements, seeds)
+        if table is not None and self.options.trust:
+            expected = (len(requirements.regions), len(requirements.labels) + 1)
+            if table.shape != expected:
+                raise InputError(f"a loss table of shape {tuple(table.shape)}; expected {expected}")
+            thought = self.options.trust * (table[:, :1] - table[:, 1:])
+            self.prior = thought if self.prior is None else self.prior + thought
         if self.options.terms != "U+P+H":
             requirements = requirements.without_obligation()
         self.requirements = requirements

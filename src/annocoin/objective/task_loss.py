@@ -6,11 +6,19 @@ labelling y is sum_u D[u, y_u].
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 CLAMP = 6.0
 """Log losses above this count as this: what is nearly impossible must not outweigh all else."""
+
+EVEN_CLAMP = 3.0
+"""The same for log odds. With 6, what is surely background outweighs all objects in learning."""
+
+PRESENT = 1.0
+"""The least log odds of the best region of a class that the annotation names."""
 
 
 def prediction_loss_table(
@@ -29,6 +37,39 @@ def prediction_loss_table(
     losses = -class_log_probabilities
     masks = torch.cat([torch.zeros_like(losses[:, :1]), mask_losses], dim=1)
     return losses.clamp(max=clamp) + masks.clamp(max=clamp)
+
+
+def conditioned_loss_table(
+    class_log_probabilities: Tensor,
+    mask_losses: Tensor,
+    *,
+    clamp: float = EVEN_CLAMP,
+    present: float = PRESENT,
+) -> Tensor:
+    """The same given the classes that the annotation names: D [P, J+1].
+
+    The prediction network does not see the annotation, but what it says can be read with it. A
+    region that is an object, and of no other class, is of one of the J classes; the mask speaks for
+    a region as far as it fits better than one that says nothing; and of every class that is named
+    one object at least is there. With the log odds
+
+    m[u, j] = log (1 - p(0 | u)) / p(0 | u) + log p(j | u, one of J) + log 2 - mask loss
+
+    raised, for all regions alike, until the greatest of a class is `present`, and kept within
+    `clamp`, D[u] = -log softmax(0, m[u, 1], .., m[u, J]).
+
+    Args:
+        class_log_probabilities, mask_losses: as `prediction_loss_table` has them.
+    """
+    background = class_log_probabilities[:, 0].exp().clamp(1e-6, 1 - 1e-6)
+    odds = torch.log1p(-background) - background.log()
+    margins = odds[:, None] + class_log_probabilities[:, 1:].log_softmax(dim=1)
+    margins = margins + math.log(2) - mask_losses
+    if margins.numel():
+        margins = margins + (present - margins.amax(dim=0)).clamp(min=0)
+    margins = margins.clamp(-clamp, clamp)
+    both = torch.cat([margins.new_zeros(len(margins), 1), margins], dim=1)
+    return -both.log_softmax(dim=1)
 
 
 def disagreement_table(other: Tensor, iou: Tensor, classes: tuple[int, ...]) -> Tensor:

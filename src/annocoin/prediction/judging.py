@@ -13,7 +13,7 @@ from torchvision.models.detection import MaskRCNN
 from annocoin.prediction.images import View, batch_of
 from annocoin.regions import RegionSet
 
-LOOKED_AT = 128
+LOOKED_AT = 64
 """How many regions of an image have their masks compared."""
 
 UNSEEN = math.log(2)

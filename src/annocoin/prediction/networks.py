@@ -59,7 +59,8 @@ class Architecture:
         smallest: the side of the finest level's anchors; each level doubles it.
         proposals: how many boxes the region proposal network passes on for an image.
         detections: the most instances of an image.
-        sampling: points in each direction that a cell of a RoI is averaged from.
+        box_sampling, mask_sampling: points in each direction that a cell of a RoI is averaged
+            from. Fewer are faster, which on a processor is felt.
         normalised: whether the pyramid and the heads have group normalisation, and the box head
             two convolutions: new layers learn much sooner with it.
     """
@@ -75,22 +76,16 @@ class Architecture:
     smallest: int = 32
     proposals: int = 1000
     detections: int = 100
-    sampling: int = 2
+    box_sampling: int = 2
+    mask_sampling: int = 2
     normalised: bool = False
 
     def __post_init__(self) -> None:
         if not self.classes:
             raise InputError("a prediction network needs at least one class")
         check_choice("prediction backbone", self.backbone, BACKBONES)
-        for name in (
-            "channels",
-            "hidden",
-            "mask_layers",
-            "smallest",
-            "proposals",
-            "detections",
-            "sampling",
-        ):
+        counts = ("channels", "hidden", "mask_layers", "smallest", "proposals", "detections")
+        for name in (*counts, "box_sampling", "mask_sampling"):
             check_positive(name, getattr(self, name))
         if self.normalised and self.channels % GROUPS:
             raise InputError(
@@ -138,11 +133,11 @@ def build_network(architecture: Architecture, weights: str | Path = SCRATCH) -> 
         rpn_pre_nms_top_n_test=a.proposals,
         rpn_post_nms_top_n_train=a.proposals,
         rpn_post_nms_top_n_test=a.proposals,
-        box_roi_pool=MultiScaleRoIAlign(names, 7, a.sampling),
+        box_roi_pool=MultiScaleRoIAlign(names, 7, a.box_sampling),
         box_head=box_head,
         box_predictor=FastRCNNPredictor(a.hidden, len(a.classes) + 1),
         box_detections_per_img=a.detections,
-        mask_roi_pool=MultiScaleRoIAlign(names, 14, a.sampling),
+        mask_roi_pool=MultiScaleRoIAlign(names, 14, a.mask_sampling),
         mask_head=MaskRCNNHeads(a.channels, (a.channels,) * a.mask_layers, 1, norm),
         mask_predictor=MaskRCNNPredictor(a.channels, a.channels, len(a.classes) + 1),
     )

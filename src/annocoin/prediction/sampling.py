@@ -7,18 +7,17 @@ from torch import Tensor
 
 
 def choose(
-    with_instance: Tensor, without: Tensor, most: int, share: float, generator: torch.Generator
+    with_instance: Tensor, without: Tensor, most: int, positive: int, generator: torch.Generator
 ) -> Tensor:
     """Positions of at most `most` boxes, the first of them with an instance: int64 [n].
 
     Args:
         with_instance, without: bool [N]; boxes that are neither are never chosen.
-        share: at most this share of `most` has an instance; fewer leave more room for the rest.
+        positive: so many have an instance, at most; fewer leave more room for the rest.
         generator: on the processor, whatever the boxes' device.
     """
-    positive = _some(with_instance, int(most * share), generator)
-    negative = _some(without, most - len(positive), generator)
-    return torch.cat([positive, negative])
+    chosen = _some(with_instance, positive, generator)
+    return torch.cat([chosen, _some(without, most - len(chosen), generator)])
 
 
 def _some(allowed: Tensor, most: int, generator: torch.Generator) -> Tensor:

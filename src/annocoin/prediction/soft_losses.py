@@ -6,6 +6,7 @@ their mean. Each image counts the same, and what it counts does not depend on ot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -117,7 +118,7 @@ class SoftLosses(nn.Module):
                 wanted > 0,
                 (wanted == 0) & (shares.background > 0),
                 self.options.anchors,
-                self.options.positive_anchors,
+                int(self.options.anchors * self.options.positive_anchors),
                 generator,
             )
             logits = scores[i * count + chosen, 0]
@@ -150,10 +151,12 @@ class SoftLosses(nn.Module):
         ):
             boxes = torch.cat([found, place.to(found)])
             matched = match(boxes, place, own, foreground=0.5, background=0.5)
-            stands = matched.instances.sum(dim=1) > 0
-            chosen = choose(
-                stands, ~stands, self.options.rois, self.options.positive_rois, generator
-            )
+            often = matched.instances.sum(dim=1)
+            # more boxes stand for something in some sample than in one: no more than in one are
+            # looked at, or K samples would cost more than one
+            positive = int(self.options.rois * self.options.positive_rois)
+            positive = min(positive, math.ceil(float(often.sum()) - 1e-3))
+            chosen = choose(often > 0, often == 0, self.options.rois, positive, generator)
             rois.append(boxes[chosen])
             shares.append(Shares(matched.instances[chosen], matched.background[chosen]))
         return rois, shares

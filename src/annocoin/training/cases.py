@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args, overload
 
@@ -32,6 +32,7 @@ class Case:
         requirements: its regions, and what its annotation demands of them.
         seeds: the first guess of where its objects are.
         flipped: whether pixels and targets have left and right changed.
+        table: what a prediction network thinks of the regions, D [P, J+1], if it was asked.
     """
 
     image_id: ImageId
@@ -39,6 +40,7 @@ class Case:
     requirements: Requirements
     seeds: Seeds
     flipped: bool = False
+    table: Tensor | None = None
 
     def targets(self, source: Targets = "votes") -> Tensor:
         """How much every pixel belongs to the background and each class: [J+1, H, W], sums to 1.
@@ -71,7 +73,7 @@ class Case:
         """What scoring and inference need to know."""
         if self.flipped:
             raise ValueError("a mirrored case has targets only")
-        return Candidates(self.requirements, options, seeds=self.seeds)
+        return Candidates(self.requirements, options, seeds=self.seeds, table=self.table)
 
 
 class Cases(Sequence[Case]):
@@ -81,6 +83,7 @@ class Cases(Sequence[Case]):
         size: the length of an image's longer side when the network sees it.
         filtered: whether only regions that seeds touch, and the `best` others, are kept.
         seeded: whether tags admit only regions that hold a peak of their class.
+        tables: what a prediction network thinks of the images' regions, see `Case`.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Cases(Sequence[Case]):
         best: int = BEST,
         seeded: bool = True,
         box_overlap: float = BOX_OVERLAP,
+        tables: Mapping[ImageId, Tensor] | None = None,
     ) -> None:
         self.images = [i for i in dataset if i.image_id in regions and i.image_id in seeds]
         if not self.images:
@@ -105,6 +109,7 @@ class Cases(Sequence[Case]):
         self.regions, self.seeds, self.size = regions, seeds, size
         self.filtered, self.best = filtered, best
         self.seeded, self.box_overlap = seeded, box_overlap
+        self.tables = tables
 
     def __len__(self) -> int:
         return len(self.images)
@@ -136,4 +141,6 @@ class Cases(Sequence[Case]):
             image=pixels,
             box_overlap=self.box_overlap,
         )
-        return Case(image.image_id, look_at(pixels, self.size), requirements, seeds)
+        table = None if self.tables is None else self.tables[image.image_id]
+        seen = look_at(pixels, self.size)
+        return Case(image.image_id, seen, requirements, seeds, table=table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from annocoin.data.artefacts import ArtefactFolder
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.distribution import Party
 from annocoin.errors import Problems
-from annocoin.objective.task_loss import prediction_loss_table
 from annocoin.parallel import Worker, cores, work_through
 from annocoin.prediction import judge, read_prediction
 from annocoin.prediction.images import view
@@ -57,16 +56,20 @@ def draw_labels(
     out: Path,
     *,
     seed: int,
-    made: Mapping[str, Any] | None = None,
+    tables: TableFolder | None = None,
     party: Party | None = None,
     jobs: int | None = None,
     problems: Problems | None = None,
 ) -> PseudoLabelFolder:
-    """K samples of a conditional network's file for every image that has none in `out` yet."""
-    start = partial(_Sampler, sources, network, preset, seed, _device(party))
+    """K samples of a conditional network's file for every image that has none in `out` yet.
+
+    Args:
+        tables: what a prediction network thinks of the images' regions, if it was asked.
+    """
+    start = partial(_Sampler, sources, network, preset, seed, tables, _device(party))
     _work(
         PseudoLabelFolder, pseudo_labels.is_current, sources, start, out, "samples",
-        made, party, jobs, problems,
+        party, jobs, problems,
     )  # fmt: skip
     return PseudoLabelFolder(out)
 
@@ -83,7 +86,7 @@ def retrieve_labels(
     start = partial(_Retriever, sources)
     _work(
         PseudoLabelFolder, pseudo_labels.is_current, sources, start, out, "retrieved labels",
-        None, party, jobs, problems,
+        party, jobs, problems,
     )  # fmt: skip
     return PseudoLabelFolder(out)
 
@@ -102,7 +105,7 @@ def judge_regions(
     start = partial(_Judge, sources, network, preset, _device(party))
     _work(
         TableFolder, tables.is_current, sources, start, out, "loss tables",
-        None, party, jobs, problems,
+        party, jobs, problems,
     )  # fmt: skip
     return TableFolder(out)
 
@@ -114,14 +117,13 @@ def _work(
     start: Callable[[], Worker],
     out: Path,
     doing: str,
-    made: Mapping[str, Any] | None,
     party: Party | None,
     jobs: int | None,
     problems: Problems | None,
 ) -> None:
     images = sources.images
     names = [(image.image_id, sources.regions.name(image.image_id)) for image in images]
-    with kind.writing(out, made or {}, names, party) as files:
+    with kind.writing(out, {}, names, party) as files:
         own: Sequence[int] = range(len(images))
         own = own if party is None else party.share(own)
         places = [(place, files[images[place].image_id]) for place in own]
@@ -137,10 +139,16 @@ def _device(party: Party | None) -> str:
 
 class _Sampler:
     def __init__(
-        self, sources: Sources, network: Path, preset: ConditionalPreset, seed: int, device: str
+        self,
+        sources: Sources,
+        network: Path,
+        preset: ConditionalPreset,
+        seed: int,
+        tables: TableFolder | None,
+        device: str,
     ) -> None:
         self.net = read_conditional(network).to(device)
-        self.cases = preset.cases(sources.dataset, sources.regions, sources.seeds)
+        self.cases = preset.cases(sources.dataset, sources.regions, sources.seeds, tables)
         self.preset, self.seed = preset, seed
 
     def __call__(self, place: int, path: Path) -> None:
@@ -182,6 +190,7 @@ class _Judge:
         net, self.architecture = read_prediction(network)
         self.net = net.to(device)
         self.cases = preset.cases(sources.dataset, sources.regions, sources.seeds)
+        self.preset = preset
 
     def __call__(self, place: int, path: Path) -> None:
         case = self.cases[place]
@@ -189,4 +198,4 @@ class _Judge:
         seen = view(pixels, self.architecture.size, self.architecture.longest)
         requirements = case.requirements
         logs, losses = judge(self.net, seen, requirements.regions, requirements.labels)
-        write_table(path, prediction_loss_table(logs, losses))
+        write_table(path, self.preset.table(logs, losses))

@@ -74,7 +74,9 @@ def learn(
     support = support or Support()
     party = support.party or alone()
     rates = [float(group["lr"]) for group in groups]
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(list(groups), weight_decay=weight_decay)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        list(groups), weight_decay=weight_decay, fused=True
+    )
     first = support.keeper.resume(learner, optimizer) if support.keeper else 0
     if support.log is not None and party.is_first:
         support.log.start(first)

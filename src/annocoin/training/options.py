@@ -26,6 +26,8 @@ class ConditionalOptions:
         epsilon: of the direct loss, of either sign.
         diversity: the factor of Delta between samples, which is 1 for an instance that moved away,
             beside the prediction network's log losses.
+        conditioned: whether the prediction network's losses are read with the annotation, see
+            `conditioned_loss_table`; else as the paper writes them.
         pointwise: PW_c, a single sample without noise and without self diversity.
         boldness: added, after the initial training, to every pixel's margin over the background.
             Seeds vote for parts as well as for wholes, so that a pixel of an object often gets
@@ -48,6 +50,7 @@ class ConditionalOptions:
     gamma: float = GAMMA
     epsilon: float = 1.0
     diversity: float = 10.0
+    conditioned: bool = True
     pointwise: bool = False
     boldness: float = 0.4
     noise: float = 1.0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from annocoin.conditional import (
     Architecture,
@@ -15,8 +16,9 @@ from annocoin.conditional import (
     ScoringOptions,
     draw_samples,
 )
-from annocoin.data.dataset import WeakDataset
+from annocoin.data.dataset import ImageId, WeakDataset
 from annocoin.errors import check_choice
+from annocoin.objective.task_loss import conditioned_loss_table, prediction_loss_table
 from annocoin.regions import RegionFolder
 from annocoin.seeds import SeedFolder
 from annocoin.seeds.backbones import IMAGENET
@@ -43,8 +45,14 @@ class ConditionalPreset:
     seeded: bool = True
     weights: str = IMAGENET
 
-    def cases(self, dataset: WeakDataset, regions: RegionFolder, seeds: SeedFolder) -> Cases:
-        """The images of a dataset, as this preset wants them."""
+    def cases(
+        self,
+        dataset: WeakDataset,
+        regions: RegionFolder,
+        seeds: SeedFolder,
+        tables: Mapping[ImageId, Tensor] | None = None,
+    ) -> Cases:
+        """The images of a dataset, as this preset wants them; with loss tables, if there are."""
         return Cases(
             dataset,
             regions,
@@ -52,7 +60,14 @@ class ConditionalPreset:
             size=self.architecture.size,
             best=self.best,
             seeded=self.seeded,
+            tables=tables,
         )
+
+    def table(self, class_log_probabilities: Tensor, mask_losses: Tensor) -> Tensor:
+        """D [P, J+1] of what a prediction network thinks of P regions, see `judge`."""
+        if self.learning.conditioned:
+            return conditioned_loss_table(class_log_probabilities, mask_losses)
+        return prediction_loss_table(class_log_probabilities, mask_losses)
 
     def samples(
         self,
@@ -84,13 +99,16 @@ def paper_literal(classes: tuple[str, ...], trunk: str = "unet") -> ConditionalP
     architecture = Architecture(
         classes, trunk, noise="pixel", noise_channels=1, bend=False, over="image", scale=1.0
     )
-    scoring = ScoringOptions(prior=0.0, pairwise="literal", overlap="later", exhaustive=True)
+    scoring = ScoringOptions(
+        prior=0.0, trust=0.0, pairwise="literal", overlap="later", exhaustive=True
+    )
     learning = ConditionalOptions(
         scoring=scoring,
         targets="pixels",
         boldness=0.0,
         noise=0.0,
         diversity=1.0,
+        conditioned=False,
         initial_rate=1e-4,
         rate=1e-4,
         weight_decay=1e-5,

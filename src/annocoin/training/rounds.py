@@ -117,21 +117,24 @@ class _Rounds:
         conditional = self._from_seeds(seeds)
         learning = self.config.prediction.learning
         prediction: Stage | None = None
+        tables: Stage | None = None
         for number in range(1, self.config.rounds + 1):
             name = f"round {number}"
-            samples = self._samples(f"{name}, samples", conditional)
+            samples = self._samples(f"{name}, samples", conditional, tables)
             prediction = self._prediction_stage(
                 f"{name}, prediction", samples, PseudoLabelFolder(samples.folder),
                 learning.steps, prediction,
             )  # fmt: skip
             tables = self._tables(f"{name}, tables", prediction)
             conditional = self._against(f"{name}, conditional", conditional, tables)
-        self.labels = samples = self._samples("final samples", conditional)
+        samples = self._samples("final samples", conditional, tables)
         self.run.publish(conditional.folder / CONDITIONAL, CONDITIONAL)
         final = self._prediction_stage(
             "final prediction", samples, PseudoLabelFolder(samples.folder),
             learning.final_steps, prediction,
         )  # fmt: skip
+        tables = self._tables("final tables", final)
+        self.labels = self._samples("labels", conditional, tables)
         return final.folder / PREDICTION
 
     def _regions(self, data: Stage) -> Stage:
@@ -212,13 +215,16 @@ class _Rounds:
         self.run.do(stage, work)
         return stage
 
-    def _samples(self, name: str, conditional: Stage) -> Stage:
-        stage = self.run.stage(name, {}, conditional)
+    def _samples(self, name: str, conditional: Stage, tables: Stage | None) -> Stage:
+        """Pseudo labels: what both networks think, as far as there are both already."""
+        inputs = (conditional,) if tables is None else (conditional, tables)
+        stage = self.run.stage(name, {}, *inputs)
 
         def work() -> dict[str, float]:
             made = draw_labels(
                 self.sources, conditional.folder / CONDITIONAL, self.config.conditional,
                 stage.folder, seed=self.config.seed,
+                tables=None if tables is None else TableFolder(tables.folder),
                 party=self.run.party, jobs=self.jobs, problems=self.problems,
             )  # fmt: skip
             return self._measured(made)
@@ -286,11 +292,12 @@ class _Rounds:
 
         def work() -> None:
             net = read_conditional(conditional.folder / CONDITIONAL).to(self.run.party.device)
-            cases = preset.cases(self.dataset, self.regions, self.sources.seeds)
             found = TableFolder(tables.folder)
+            cases = preset.cases(self.dataset, self.regions, self.sources.seeds, found)
 
             def table(case: Case) -> torch.Tensor:
-                return found[case.image_id]
+                assert case.table is not None
+                return case.table
 
             train_against(
                 net, cases, table, preset.learning, name=name, support=self.run.support(stage)
