@@ -1,5 +1,7 @@
 """annocoin: weakly supervised instance segmentation, from cheap labels to instance masks."""
 
+from typing import TYPE_CHECKING, Any
+
 from annocoin.data import (
     load_evaluation,
     load_labelled,
@@ -13,6 +15,9 @@ from annocoin.errors import InputError, Problems
 from annocoin.evaluation import Evaluator, evaluate
 from annocoin.types import Annotation, Instances, Mark
 
+if TYPE_CHECKING:
+    from annocoin.workflow import TrainedRun, label, predict, train
+
 __all__ = [
     "Annotation",
     "Evaluator",
@@ -20,13 +25,28 @@ __all__ = [
     "Instances",
     "Mark",
     "Problems",
+    "TrainedRun",
     "evaluate",
+    "label",
     "load_evaluation",
     "load_labelled",
     "load_weak",
+    "predict",
     "read_predictions",
+    "train",
     "with_predictions",
     "write_dataset",
     "write_predictions",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs the networks is imported when it is asked for: that takes seconds."""
+    if name in ("TrainedRun", "label", "predict", "train"):
+        from annocoin import workflow
+
+        return getattr(workflow, name)
+    raise AttributeError(f"module 'annocoin' has no attribute {name!r}")
+
+
 __version__ = "0.1.0"

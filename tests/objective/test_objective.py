@@ -19,7 +19,13 @@ from annocoin.objective.diversity import (
     sample_losses,
     self_diversity,
 )
-from annocoin.objective.task_loss import disagreement_table, prediction_loss_table
+from annocoin.objective.task_loss import (
+    EVEN_CLAMP,
+    PRESENT,
+    conditioned_loss_table,
+    disagreement_table,
+    prediction_loss_table,
+)
 
 CLASSES = (2, 5)
 
@@ -234,3 +240,37 @@ def test_labels_that_do_not_move_give_no_gradient() -> None:
     assert scores.grad.tolist() == [0, 0]
     with pytest.raises(InputError, match="epsilon 0"):
         direct_loss(scores, scores, 0)
+
+
+def test_the_conditioned_table_by_hand() -> None:
+    """Two regions, classes 1 of 3 and 2 of 3 named; the third class's share goes to those."""
+    chance = torch.tensor([[0.5, 0.3, 0.1], [0.9, 0.01, 0.04]])  # the rest is the third class
+    masks = torch.tensor([[0.2, 0.7], [0.5, 0.5]])
+    table = conditioned_loss_table(chance.log(), masks, clamp=100.0, present=-100.0)
+    for u in range(2):
+        inside = chance[u, 1:] / chance[u, 1:].sum()
+        odds = (1 - chance[u, 0]) / chance[u, 0] * inside * 2 * torch.exp(-masks[u])
+        together = 1 + odds.sum()
+        assert torch.allclose(table[u], -torch.log(torch.cat([torch.ones(1), odds]) / together))
+
+
+def test_a_class_that_is_named_is_somewhere() -> None:
+    chance = torch.tensor([[0.99, 0.008], [0.98, 0.015], [0.999, 0.0005]])
+    masks = torch.full((3, 1), 0.4)
+    table = conditioned_loss_table(chance.log(), masks)
+    margins = table[:, 0] - table[:, 1]
+    assert float(margins.max()) == pytest.approx(PRESENT, abs=1e-5)
+    assert margins.argmax() == 1
+    plain = conditioned_loss_table(chance.log(), masks, present=-100.0, clamp=100.0)
+    shift = margins[1] - (plain[1, 0] - plain[1, 1])
+    assert float(margins[0] - (plain[0, 0] - plain[0, 1])) == pytest.approx(float(shift), abs=1e-5)
+    sure = torch.tensor([[0.001, 0.999], [0.999, 0.001]])
+    spread = conditioned_loss_table(sure.log(), torch.full((2, 1), 0.4))
+    assert float((spread[:, 0] - spread[:, 1]).abs().max()) <= EVEN_CLAMP + 1e-5
+
+
+def test_the_conditioned_table_of_nothing() -> None:
+    assert conditioned_loss_table(torch.zeros(0, 3), torch.zeros(0, 2)).shape == (0, 3)
+    assert conditioned_loss_table(torch.zeros(4, 1), torch.zeros(4, 0)).shape == (4, 1)
+    extreme = torch.tensor([[0.0, -200.0], [-200.0, 0.0]])
+    assert bool(conditioned_loss_table(extreme, torch.zeros(2, 1)).isfinite().all())

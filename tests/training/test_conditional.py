@@ -291,3 +291,24 @@ def test_presets() -> None:
 def test_bad_options(change: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         ConditionalOptions(**change)
+
+
+def test_what_the_prediction_network_thinks_counts_as_far_as_it_is_trusted() -> None:
+    case = CASES[0]
+    table = favouring(PART)(case)
+    unary = torch.zeros(1, len(case.requirements.regions), 2)
+    for trust in (0.0, 0.5, 2.0):
+        options = ScoringOptions("U", prior=0.0, trust=trust)
+        asked = Candidates(case.requirements, options, seeds=case.seeds, table=table)
+        scores = asked.scores(unary)
+        thought = trust * (table[:, 0] - table[:, 1])
+        assert torch.allclose(scores[0, :, 1] - scores[0, :, 0], thought)
+    both = Candidates(case.requirements, ScoringOptions("U"), seeds=case.seeds, table=table)
+    seeds = Candidates(case.requirements, ScoringOptions("U"), seeds=case.seeds)
+    assert both.prior is not None
+    assert seeds.prior is not None
+    assert torch.allclose(both.prior - seeds.prior, table[:, :1] - table[:, 1:])
+    with pytest.raises(InputError, match="loss table of shape"):
+        Candidates(case.requirements, table=table[1:])
+    with pytest.raises(InputError, match="trust"):
+        ScoringOptions(trust=-1)

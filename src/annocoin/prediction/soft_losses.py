@@ -2,6 +2,7 @@
 
 Cross entropy is linear in its target, so that its mean over K samples is one cross entropy with
 their mean. Each image counts the same, and what it counts does not depend on others in the batch.
+Masks are averaged over all pairs of a sample and a box that stands for something in it.
 """
 
 from __future__ import annotations

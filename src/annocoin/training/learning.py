@@ -75,8 +75,8 @@ def learn(
     party = support.party or alone()
     rates = [float(group["lr"]) for group in groups]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        list(groups), weight_decay=weight_decay, fused=True
-    )
+        list(groups), weight_decay=weight_decay, foreach=True
+    )  # not fused: on a processor that mixes up gradients of another memory format (torch 2.15)
     first = support.keeper.resume(learner, optimizer) if support.keeper else 0
     if support.log is not None and party.is_first:
         support.log.start(first)

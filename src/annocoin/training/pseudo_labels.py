@@ -91,7 +91,10 @@ class PseudoLabels:
 
     def soft_targets(self) -> SoftTargets:
         """As the prediction network learns from them."""
-        different, counts = torch.unique(self.members, dim=0, return_counts=True)
+        if not len(self.instances):
+            different, counts = self.members[:1], torch.ones(1)
+        else:
+            different, counts = torch.unique(self.members, dim=0, return_counts=True)
         return SoftTargets(
             self.instances.boxes.float(),
             self.instances.labels,

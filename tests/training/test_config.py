@@ -1,0 +1,122 @@
+"""The configuration of a run: presets, changes, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from annocoin import InputError
+from annocoin.training.config import Config, changed, read_config, with_weights
+from annocoin.training.run_presets import PRESETS, run_preset
+
+CLASSES = ("cat", "dog")
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_a_preset_survives_json(name: str, tmp_path: Path) -> None:
+    config = run_preset(name, CLASSES)
+    (tmp_path / "c.json").write_text(json.dumps(config.to_json()))
+    assert read_config(tmp_path / "c.json") == config
+    assert config.classes == CLASSES
+    assert config.conditional.architecture.classes == CLASSES
+
+
+def test_the_papers_presets_have_the_papers_numbers() -> None:
+    for name, backbone in (("voc-r50", "resnet50"), ("voc-r101", "resnet101")):
+        config = run_preset(name, CLASSES)
+        learning = config.conditional.learning
+        assert (config.rounds, learning.samples, learning.gamma, learning.epsilon) == (
+            4,
+            10,
+            0.5,
+            1,
+        )
+        assert config.prediction.architecture.backbone == backbone
+        assert config.prediction.learning.losses.entropy == 1 - learning.gamma
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("rounds", "7", 7),
+        ("prediction.learning.rate", "1e-2", 0.01),
+        ("prediction.learning.rate", "1", 1.0),
+        ("prediction.learning.scales", "[0.5, 2]", (0.5, 2)),
+        ("prediction.learning.losses.shared_masks", "true", True),
+        ("conditional.weights", "none", "none"),
+        ("conditional.weights", "7", "7"),
+        ("seeds.size", "null", None),
+        ("seeds.size", "96", 96),
+        ("conditional.learning.scoring.terms", "U+P", "U+P"),
+    ],
+)
+def test_values_at_dotted_names(name: str, text: str, value: object) -> None:
+    config = changed(run_preset("synthetic", CLASSES), {name: text})
+    found: object = config
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("round", "1", "no 'round' here; there are regions, classifier"),
+        ("rounds", "1.5", "expected int"),
+        ("rounds", "true", "expected int"),
+        ("rounds", "-1", "expected 0 or more"),
+        ("prediction", "1", "say which part of it: architecture, learning"),
+        ("rounds.x", "1", "has no parts"),
+        ("conditional.learning.scoring.terms", "U+X", "expected one of"),
+        ("prediction.learning.losses.shared_masks", "1", "expected bool"),
+    ],
+)
+def test_bad_values_are_one_line(name: str, text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words.replace("+", r"\+")):
+        changed(run_preset("synthetic", CLASSES), {name: text})
+
+
+def test_the_runs_seed_is_every_stages() -> None:
+    config = dataclasses.replace(run_preset("synthetic", CLASSES), seed=5).seeded()
+    assert config.classifier.seed == 5
+    assert config.conditional.learning.seed == 5
+    assert config.prediction.learning.seed == 5
+
+
+def test_without_rounds_the_steps_are_the_same() -> None:
+    config = run_preset("synthetic", CLASSES)
+    alone = config.without_rounds()
+    assert alone.rounds == 0
+    assert alone.prediction_steps == config.prediction_steps
+    learning = config.prediction.learning
+    assert config.prediction_steps == config.rounds * learning.steps + learning.final_steps
+
+
+def test_weights_are_found_by_their_names(tmp_path: Path) -> None:
+    for name in ("resnet50-stride1x1.pth", "mobilenet_v2-b0.pth", "notes.txt"):
+        (tmp_path / name).write_bytes(b"")
+    config = with_weights(run_preset("voc-cpu", CLASSES), tmp_path)
+    assert config.classifier.backbone_weights == str(tmp_path / "resnet50-stride1x1.pth")
+    assert config.classifier.stride_in_1x1
+    assert config.conditional.weights == str(tmp_path / "mobilenet_v2-b0.pth")
+    assert config.prediction.weights == str(tmp_path / "mobilenet_v2-b0.pth")
+    assert not config.prediction.architecture.stride_in_1x1
+    with pytest.raises(InputError, match="no such folder"):
+        with_weights(config, tmp_path / "none")
+
+
+def test_other_files_are_no_configuration(tmp_path: Path) -> None:
+    for content in ("[]", "{}", '{"rounds": 1}', '{"regions": 3}', "nonsense"):
+        (tmp_path / "c.json").write_text(content)
+        with pytest.raises(InputError):
+            read_config(tmp_path / "c.json")
+
+
+def test_every_preset_is_a_plain_config() -> None:
+    assert all(isinstance(run_preset(name, CLASSES), Config) for name in PRESETS)
+    with pytest.raises(InputError, match="expected one of synthetic"):
+        run_preset("magic", CLASSES)
