@@ -170,6 +170,11 @@ class WeakDataset(Sequence[WeakImage]):
             if extra:
                 raise ValueError(f"{image.image_id}: {extra} under supervision {self.supervision}")
 
+    @property
+    def fully_masked(self) -> bool:
+        """Whether every mark has a mask: nothing is left to be found out."""
+        return all(mark.mask is not None for image in self.images for mark in image.annotation)
+
     def __len__(self) -> int:
         return len(self.images)
 

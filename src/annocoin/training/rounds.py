@@ -28,6 +28,7 @@ from annocoin.training.config import Config
 from annocoin.training.from_seeds import train_from_seeds
 from annocoin.training.labelling import Sources, draw_labels, judge_regions, retrieve_labels
 from annocoin.training.on_labels import train_prediction
+from annocoin.training.plan import plan
 from annocoin.training.pseudo_labels import PseudoLabelFolder, PseudoLabels
 from annocoin.training.run_directory import Run, Say, Stage, open_run
 from annocoin.training.tables import TableFolder
@@ -75,10 +76,11 @@ def train_run(
     if config.classes != dataset.classes:
         raise InputError("the configuration is of other classes than the dataset")
     config, party = config.seeded(), party or alone()
+    given = given or Given()
     with open_run(out, config.to_json(), party, say=say, every=every) as run:
-        work = _Rounds(
-            run, dataset, config, given or Given(), measure, jobs, problems or Problems()
-        )
+        for line in plan(config, dataset, regions=given.regions is None, seeds=given.seeds is None):
+            run.say(line)
+        work = _Rounds(run, dataset, config, given, measure, jobs, problems or Problems())
         final = work.all()
         run.publish(final, PREDICTION)
         labels = None if work.labels is None else work.labels.folder.relative_to(run.path)
@@ -101,7 +103,7 @@ class _Rounds:
 
     def all(self) -> Path:
         data = self.run.stage("dataset", {"images": fingerprint(self.dataset)})
-        if all(mark.mask is not None for image in self.dataset for mark in image.annotation):
+        if self.dataset.fully_masked:
             labels = {
                 image.image_id: PseudoLabels.certain(image.annotation.instances())
                 for image in self.dataset

@@ -100,7 +100,9 @@ class Run:
         What the work gives, numbers and words, is kept with it. The work itself must bear to be
         cut off anywhere and done again.
         """
-        if not stage.is_done:
+        if stage.is_done:
+            self.say(f"{stage.name}: done before")
+        else:
             self.party.wait()  # or one could find it done, and another not
             started = time.monotonic()
             stage.folder.mkdir(parents=True, exist_ok=True)
