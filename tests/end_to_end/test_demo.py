@@ -5,31 +5,43 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from end_to_end.quick import WORDS
 from PIL import Image
 
-from annocoin import evaluate, load_evaluation, load_labelled, read_predictions
+from annocoin import evaluate, load_evaluation, load_labelled
+from annocoin.demo import STARTED, WAYS
+from annocoin.workflow import TrainedRun, predict_dataset
 
 
-def test_the_demo_makes_what_it_says_twice(annocoin: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_demo_makes_what_it_says(annocoin: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    for _ in range(2):
-        outcome = annocoin("demo", "--out", out, "--images", 8)
-        assert outcome.code == 0, outcome.err
+    outcome = annocoin("demo", "--out", out, "--images", 8, *WORDS)
+    assert outcome.code == 0, outcome.err
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["map"]["truth"] == {
-        protocol: {"0.5": 1.0, "0.75": 1.0} for protocol in ("chainercv", "sds", "bbtp", "coco")
-    }
-    at_half = {name: figures["chainercv"]["0.5"] for name, figures in summary["map"].items()}
-    assert at_half["filled box"] < at_half["GrabCut"] < at_half["region"] < 1
+    assert {way.name for way in WAYS} == {"image", "box", "seeds", "full"} <= summary.keys()
+    assert summary["seconds"] > 0
+    test = load_evaluation(out / "data", split="val")
+    for way in WAYS:
+        run = TrainedRun(out / way.name)
+        found = evaluate(predict_dataset(run, test.labelled), test).mean
+        assert summary[way.name] == {f"{t:g}": pytest.approx(v) for t, v in found.items()}
+        assert set(summary[way.name]) == {"0.25", "0.5", "0.7", "0.75"}
     assert Image.open(out / "picture.jpg").size[0] > 500
-    truth = load_evaluation(out / "data")
-    found = read_predictions(out / "regions.json", truth.labelled)
-    mean = evaluate(found, truth, thresholds=[0.5]).mean[0.5]
-    assert mean == summary["map"]["region"]["chainercv"]["0.5"]
-    again = read_predictions(out / "labels" / "coco.json", truth.labelled)
-    assert again == found
+    assert Image.open(out / "rounds.jpg").size[0] > 1000
+    images = load_labelled(out / "data", split="train")
     for name in ("voc", "yolo", "labelme"):
-        assert len(load_labelled(out / "labels" / name)) == 8
+        assert len(load_labelled(out / "labels" / name)) == len(images)
+    assert not (out / STARTED).exists()
+    for words in ("from tags", "from boxes", "without rounds", "from true masks", "picture.jpg"):
+        assert words in outcome.out
+    (out / "old").write_text("of the finished demo")
+    (out / STARTED).touch()  # as if it had been interrupted: then it goes on
+    (out / "summary.json").unlink()
+    again = annocoin("demo", "--out", out, "--images", 8, *WORDS)
+    assert again.code == 0, again.err
+    assert (out / "old").exists()
+    assert json.loads((out / "summary.json").read_text())["image"] == summary["image"]
 
 
 def test_the_demo_does_not_remove_what_it_did_not_make(

@@ -60,6 +60,7 @@ def learn(
     weight_decay: float,
     clip: float,
     doing: str,
+    part: tuple[float, float] = (0.0, 1.0),
     support: Support | None = None,
 ) -> None:
     """Steps of AdamW; all depends on the weights at the start and on the step's number.
@@ -70,6 +71,7 @@ def learn(
         batch_at: this process's batch of a step.
         clip: the greatest norm of a gradient.
         doing: for messages.
+        part: from which to which share of a longer training this is, for the learning rate.
     """
     support = support or Support()
     party = support.party or alone()
@@ -84,7 +86,8 @@ def learn(
     joined, optimizer = party.joined(learner, optimizer)
     for step in track(range(first, steps), doing):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * rate_share((step + 0.5) / steps)
+            progress = part[0] + (part[1] - part[0]) * (step + 0.5) / steps
+            group["lr"] = rate * rate_share(progress)
         batch = batch_at(step, party)
         losses, figures = joined(*batch.content)
         loss = torch.stack([own.float() for own in losses.values()]).sum()

@@ -31,6 +31,7 @@ def train_prediction(
     options: PredictionOptions,
     *,
     steps: int,
+    part: tuple[float, float] = (0.0, 1.0),
     name: str = "",
     support: Support | None = None,
 ) -> None:
@@ -40,6 +41,8 @@ def train_prediction(
 
     Args:
         labels: of the images, by image id.
+        part: from which to which share of the training over all rounds these steps are; the
+            learning rate falls over all of it.
         name: of this training, such as the round; other names, other orders of the images.
     """
     usable = [image for image in images if image.image_id in labels]
@@ -74,6 +77,7 @@ def train_prediction(
         ],
         batch_at,
         steps=steps,
+        part=part,
         weight_decay=options.weight_decay,
         clip=options.clip,
         doing=f"prediction network {name}".strip(),

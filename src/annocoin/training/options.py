@@ -23,7 +23,8 @@ class ConditionalOptions:
         weight_decay, clip: of AdamW, and the greatest norm of a gradient.
         samples: K.
         gamma: the share of the self diversity.
-        epsilon: of the direct loss, of either sign.
+        epsilon: of the direct loss. Below 0 the network moves towards a labelling that is better
+            for the loss, above 0, as the paper has it, away from a worse one.
         diversity: the factor of Delta between samples, which is 1 for an instance that moved away,
             beside the prediction network's log losses.
         conditioned: whether the prediction network's losses are read with the annotation, see
@@ -48,8 +49,8 @@ class ConditionalOptions:
     clip: float = 5.0
     samples: int = 10
     gamma: float = GAMMA
-    epsilon: float = 1.0
-    diversity: float = 10.0
+    epsilon: float = -1.0
+    diversity: float = 2.0
     conditioned: bool = True
     pointwise: bool = False
     boldness: float = 0.4

@@ -107,6 +107,7 @@ def paper_literal(classes: tuple[str, ...], trunk: str = "unet") -> ConditionalP
         targets="pixels",
         boldness=0.0,
         noise=0.0,
+        epsilon=1.0,
         diversity=1.0,
         conditioned=False,
         initial_rate=1e-4,

@@ -100,6 +100,7 @@ class _Rounds:
     jobs: int | None
     problems: Problems
     labels: Stage | None = None  # the last pseudo labels
+    prediction_steps: int = 0  # of stages before
 
     def all(self) -> Path:
         data = self.run.stage("dataset", {"images": fingerprint(self.dataset)})
@@ -253,7 +254,10 @@ class _Rounds:
         made = asdict(preset)
         for other in ("steps", "final_steps"):
             del made["learning"][other]
-        stage = self.run.stage(name, {**made, "steps": steps}, *inputs)
+        done, whole = self.prediction_steps, self.config.prediction_steps
+        self.prediction_steps += steps
+        part = (done / whole, self.prediction_steps / whole)
+        stage = self.run.stage(name, {**made, "steps": steps, "part": part}, *inputs)
 
         def work() -> None:
             if earlier is None:
@@ -265,7 +269,7 @@ class _Rounds:
             net.to(self.run.party.device)
             train_prediction(
                 net, preset.architecture, self.dataset, labels, preset.learning,
-                steps=steps, name=name, support=self.run.support(stage),
+                steps=steps, part=part, name=name, support=self.run.support(stage),
             )  # fmt: skip
             if self.run.party.is_first:
                 write_prediction(stage.folder / PREDICTION, net, preset.architecture)
@@ -295,11 +299,11 @@ class _Rounds:
         def work() -> None:
             net = read_conditional(conditional.folder / CONDITIONAL).to(self.run.party.device)
             found = TableFolder(tables.folder)
-            cases = preset.cases(self.dataset, self.regions, self.sources.seeds, found)
+            # without the tables in its scores: it is to learn what they say, not to rely on them
+            cases = preset.cases(self.dataset, self.regions, self.sources.seeds)
 
             def table(case: Case) -> torch.Tensor:
-                assert case.table is not None
-                return case.table
+                return found[case.image_id]
 
             train_against(
                 net, cases, table, preset.learning, name=name, support=self.run.support(stage)
