@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from annocoin import atomic, workflow
-from annocoin.data import load_evaluation, load_labelled, load_weak, write_dataset
+from annocoin.data import load_evaluation, load_weak, write_dataset
 from annocoin.data.conversion import Format
 from annocoin.data.dataset import EvaluationDataset, ImageId, Supervision
 from annocoin.data.images import read_image
@@ -81,6 +81,7 @@ def run_demo(
     data = out / "data"
     if not data.exists():
         write_synthetic(data, images=images)
+    images = len(load_evaluation(data))  # those of a demo that was interrupted, if it was
     runs = _train(out, data, seed, changes or {})
     test = load_evaluation(data, split="val")
     print(f"mAP (%) on {len(test)} test scenes, protocol chainercv")
@@ -163,8 +164,7 @@ class _Trainer:
 
 def _label(out: Path, run: TrainedRun, data: Path) -> None:
     """The training scenes' tags as masks, in every format."""
-    labelled = load_labelled(data, split="train", with_masks="never")
-    found = workflow.label(run, labelled, "image")
+    found = workflow.label(run, load_weak(data, "image", split="train"))
     shutil.rmtree(out / "labels", ignore_errors=True)
     with atomic.new_directory(out / "labels") as folder:
         formats: tuple[Format, ...] = ("coco", "voc", "yolo", "labelme")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,11 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from annocoin.devices import open_device
-from annocoin.errors import InputError, check_positive
+from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.parallel import cores
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+PRECISIONS = ("32-true", "bf16-mixed")
+
+PATIENCE = timedelta(days=7)
+"""How long processes wait for one another: one of them may train a classifier meanwhile."""
 
 T = TypeVar("T")
 
@@ -24,10 +30,12 @@ class Party:
 
     Args:
         fabric: Lightning Fabric, launched.
+        nodes: how many machines they are on.
+        precision: of training.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
-        self.fabric = fabric
+    def __init__(self, fabric: Fabric, nodes: int = 1, precision: str = "32-true") -> None:
+        self.fabric, self.nodes, self.precision = fabric, nodes, precision
 
     @property
     def rank(self) -> int:
@@ -45,6 +53,11 @@ class Party:
     @property
     def device(self) -> torch.device:
         return self.fabric.device
+
+    @property
+    def jobs(self) -> int:
+        """How many workers each of them may have, so that all cores of a machine are used."""
+        return max(1, cores() * self.nodes // self.count)
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """This process's part of the items; all parts together are all of them, each once."""
@@ -85,8 +98,9 @@ def gather(
         devices: how many on each machine.
         nodes: how many machines.
         device: "cpu", "cuda", "mps", or one of several such as "cuda:1".
-        precision: as Lightning Fabric names them, such as "32-true" or "bf16-mixed".
+        precision: "32-true", or "bf16-mixed", which computes in bfloat16 where that is safe.
     """
+    check_choice("precision", precision, PRECISIONS)
     check_positive("devices", devices)
     check_positive("nodes", nodes)
     place = open_device(device)
@@ -102,11 +116,13 @@ def gather(
             devices=devices if place.index is None or place.type == "cpu" else [place.index],
             num_nodes=nodes,
             precision=precision,  # type: ignore[arg-type]
-            strategy=DDPStrategy(find_unused_parameters=True) if several else "auto",
+            strategy=DDPStrategy(find_unused_parameters=True, timeout=PATIENCE)
+            if several
+            else "auto",
         )
     except (ValueError, RuntimeError) as error:
         raise InputError(f"--devices {devices} --precision {precision}: {error}") from None
     if place.type == "cpu" and devices > 1:  # processes that share cores must not fight for them
         torch.set_num_threads(max(1, cores() // devices))
     fabric.launch()
-    return Party(fabric)
+    return Party(fabric, nodes, precision)

@@ -45,6 +45,17 @@ def decode(rles: Sequence[RLE], size: Size) -> npt.NDArray[np.bool_]:
     return masks
 
 
+def decode_resized(rles: Sequence[RLE], size: Size) -> npt.NDArray[np.bool_]:
+    """N RLEs as masks [N, H, W] of another size; each is decoded alone, which saves memory."""
+    masks = np.zeros((len(rles), *size), dtype=bool)
+    for mask, rle in zip(masks, rles, strict=True):
+        dense = coco.decode(rle)
+        if dense.shape != size:
+            dense = cv2.resize(dense, (size[1], size[0]), interpolation=cv2.INTER_NEAREST)
+        mask[:] = dense
+    return masks
+
+
 def areas(rles: Sequence[RLE]) -> npt.NDArray[np.float64]:
     """Number of foreground pixels of each mask: [N]."""
     return np.asarray(coco.area(list(rles)), dtype=np.float64).reshape(len(rles))

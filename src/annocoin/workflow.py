@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from annocoin.data.checks import read_json
 from annocoin.data.conversion import with_instances
@@ -15,12 +18,10 @@ from annocoin.data.dataset import (
     ImageId,
     LabelledImage,
     LabelledImages,
-    Supervision,
     WeakDataset,
-    weak_dataset,
 )
 from annocoin.data.images import SUFFIXES, image_size, read_image
-from annocoin.distribution import Party
+from annocoin.distribution import Party, alone
 from annocoin.errors import InputError, Problems, brief
 from annocoin.evaluation import THRESHOLDS, evaluate
 from annocoin.prediction import Predictor, read_prediction
@@ -29,7 +30,7 @@ from annocoin.progress import track
 from annocoin.regions.making import make_regions
 from annocoin.seeds import make_seeds
 from annocoin.seeds.making import CLASSIFIER
-from annocoin.training.config import Config, changed, read_config, with_weights
+from annocoin.training.config import Config, changed, config_from, with_weights
 from annocoin.training.labelling import Sources, draw_labels, judge_regions
 from annocoin.training.pseudo_labels import PseudoLabelFolder
 from annocoin.training.rounds import (
@@ -37,10 +38,11 @@ from annocoin.training.rounds import (
     PREDICTION,
     Given,
     Measure,
+    digest,
     fingerprint,
     train_run,
 )
-from annocoin.training.run_directory import CONFIG, RUN, Say
+from annocoin.training.run_directory import RUN, Say
 from annocoin.training.run_presets import run_preset
 from annocoin.types import Annotation, Instances
 
@@ -62,7 +64,8 @@ class TrainedRun:
 
     @property
     def config(self) -> Config:
-        return read_config(self.path / CONFIG)
+        """What it was trained with."""
+        return config_from(read_json(self.path / RUN).get("config"), str(self.path / RUN))
 
     def predictor(self, *, threshold: float = SCORE, device: str = "cpu") -> Predictor:
         """Its prediction network at work."""
@@ -132,8 +135,7 @@ def train(
 
 def label(
     run: TrainedRun,
-    labelled: LabelledImages,
-    supervision: Supervision,
+    dataset: WeakDataset,
     *,
     given: Given | None = None,
     jobs: int | None = None,
@@ -149,20 +151,20 @@ def label(
         The images with masks instead of their labels, for `write_dataset`.
     """
     problems, given = problems or Problems(), given or Given()
-    weak = weak_dataset(labelled, supervision, problems)
-    config = run.config
-    if weak.classes != config.classes:
-        raise InputError(
-            f"{run.path}: a run of {brief(config.classes)}; the dataset has {brief(weak.classes)}"
-        )
-    labels = run.labels_of(weak)
+    dataset = dataset.with_classes(run.config.classes, str(run.path))
+    labels = run.labels_of(dataset)
     if labels is None:
-        labels = _drawn(run, config, weak, given, jobs, device, problems)
-    found = {image_id: own.agreed() for image_id, own in labels.items()}
-    images = tuple(image for image in labelled if image.image_id in found)
-    if not images:
-        raise InputError(f"{labelled.source}: no usable image")
-    return with_instances(replace(labelled, images=images), found)
+        labels = _drawn(run, dataset, given, jobs, device, problems)
+    images = []
+    for image in dataset:
+        with problems.caught():
+            if image.image_id not in labels:
+                raise InputError(f"{labels.path}: no labels of image {image.image_id!r}")
+            found = labels[image.image_id].agreed().annotation()
+            images.append(LabelledImage(image.image_id, image.file_name, image.path, found))
+    return LabelledImages.of(
+        dataset.classes, images, category_ids=dataset.category_ids, source=run.path
+    )
 
 
 def predict(
@@ -202,7 +204,15 @@ def predict_dataset(
     device: str = "cpu",
     problems: Problems | None = None,
 ) -> dict[ImageId, Instances]:
-    """Instances in the images of a dataset, whose labels are not looked at."""
+    """Instances in the images of a dataset, whose labels are not looked at.
+
+    Classes are known by their names; instances of those that the dataset does not have are left
+    out, and one that the run does not have is an error.
+    """
+    known = run.config.classes
+    unknown = [name for name in labelled.classes if name not in known]
+    if unknown:
+        raise InputError(f"{run.path}: has no class {unknown[0]!r}; it has {brief(known)}")
     predictor, problems = run.predictor(threshold=threshold, device=device), problems or Problems()
     found: dict[ImageId, Instances] = {}
     for images in in_batches(track(labelled, "predicting"), batch):
@@ -210,13 +220,25 @@ def predict_dataset(
         for image in images:
             with problems.caught():
                 pixels[image.image_id] = read_image(image.image_path())
-        found |= dict(zip(pixels, predictor(list(pixels.values())), strict=True)) if pixels else {}
-    return found
+        answers = predictor(list(pixels.values()))
+        found |= dict(zip(pixels, answers, strict=True))
+    if known == labelled.classes:
+        return found
+    return {image_id: _renamed(own, known, labelled.classes) for image_id, own in found.items()}
+
+
+def _renamed(found: Instances, known: Sequence[str], wanted: Sequence[str]) -> Instances:
+    """Instances with the numbers that their classes have in another list."""
+    names = [known[label - 1] for label in found.labels.tolist()]
+    kept = found[[place for place, name in enumerate(names) if name in wanted]]
+    kept.labels = kept.labels.new_tensor(
+        [wanted.index(name) + 1 for name in names if name in wanted]
+    )
+    return kept
 
 
 def _drawn(
     run: TrainedRun,
-    config: Config,
     weak: WeakDataset,
     given: Given,
     jobs: int | None,
@@ -224,12 +246,19 @@ def _drawn(
     problems: Problems,
 ) -> PseudoLabelFolder:
     """Samples for a dataset that is new to a run."""
-    if not (run.path / CONDITIONAL).is_file():
+    config, networks = run.config, [run.path / PREDICTION, run.path / CONDITIONAL]
+    if not networks[1].is_file():
         raise InputError(
-            f"{run.path}: has no conditional network (--rounds 0, or trained on masks); it can "
-            "label its own training images only, or use `annocoin predict`"
+            f"{run.path}: has no conditional network (--rounds 0, or trained on masks), so it "
+            "cannot label; `annocoin predict` finds masks without looking at labels"
         )
-    folder = run.path / LABELLING / fingerprint(weak)[:12]
+    classifier = given.classifier or run.path / CLASSIFIER
+    if given.seeds is None and not classifier.is_file():
+        raise InputError(f"{run.path}: was trained with given seeds; give --classifier FILE")
+    said: list[Any] = [fingerprint(weak), given.identity(), *map(digest, networks)]
+    said += [config.to_json(), digest(classifier) if classifier.is_file() else None]
+    key = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
+    folder, party = run.path / LABELLING / key, alone(device)
     regions = given.regions
     if regions is None:
         regions = make_regions(
@@ -237,21 +266,19 @@ def _drawn(
         )
     seeds = given.seeds
     if seeds is None:
-        classifier = given.classifier or run.path / CLASSIFIER
-        if not classifier.is_file():
-            raise InputError(f"{run.path}: was trained with given seeds; give --classifier FILE")
         seeds = make_seeds(
             weak, regions, folder / "seeds", config.seeds,
             classifier=classifier, jobs=jobs, device=device, problems=problems,
         )  # fmt: skip
     sources = Sources(weak, regions, seeds)
+    sources.check(problems)
     tables = judge_regions(
-        sources, run.path / PREDICTION, config.conditional, folder / "tables",
-        jobs=jobs, problems=problems,
+        sources, networks[0], config.conditional, folder / "tables",
+        party=party, jobs=jobs, problems=problems,
     )  # fmt: skip
     return draw_labels(
-        sources, run.path / CONDITIONAL, config.conditional, folder / "labels",
-        seed=config.seed, tables=tables, jobs=jobs, problems=problems,
+        sources, networks[1], config.conditional, folder / "labels",
+        seed=config.seed, tables=tables, party=party, jobs=jobs, problems=problems,
     )  # fmt: skip
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.quick import WORDS
 from PIL import Image
 
 from annocoin import evaluate, load_evaluation, load_labelled
 from annocoin.demo import STARTED, WAYS
 from annocoin.workflow import TrainedRun, predict_dataset
+from end_to_end.quick import WORDS
 
 
 def test_the_demo_makes_what_it_says(annocoin: Callable[..., Any], tmp_path: Path) -> None:

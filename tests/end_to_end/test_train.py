@@ -63,9 +63,7 @@ def test_a_run_holds_what_it_should(runs: dict[str, Path], supervision: str) -> 
     lines = metrics(run)
     steps = {name: [own for own in lines if own["stage"] == name] for name in stages}
     assert [own["step"] for own in steps["round 1, prediction"]] == [1, 2, 3, 4]
-    assert {"loss", "class", "mask", "box", "gradient", "class entropy"} <= set(
-        steps["final prediction"][0]
-    )
+    assert {"loss", "class", "mask", "box", "gradient"} <= set(steps["final prediction"][0])
     assert {"cross_diversity", "moved_by_loss"} <= set(steps["round 1, conditional"][0])
     assert 0 <= steps["final samples"][0]["map@0.5"] <= 1
     assert set(json.loads((run / "costs.json").read_text())) == set(stages[1:])
@@ -98,7 +96,9 @@ def test_done_stages_are_not_done_again(
     outcome = annocoin(*words, "--set", "prediction.learning.final_steps=5")
     assert outcome.code == 0, outcome.err
     new = set((run / "stages").iterdir()) - old
-    assert {path.name.rsplit("-", 1)[0] for path in new} == {"final-prediction"}
+    names = {path.name.rsplit("-", 1)[0] for path in new}
+    assert {"round-1-prediction", "final-prediction"} <= names, "the learning rates are others"
+    assert not names & {"regions", "seeds", "conditional", "round-1-samples"}
     again = annocoin(*words)
     assert again.code == 0
     assert set((run / "stages").iterdir()) == old | new, "the first options' stages are used again"
@@ -193,6 +193,7 @@ def test_bad_input_is_one_line(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     run, new = runs["image"], tmp_path / "new"
+    assert annocoin("convert", scenes, tmp_path / "boxes", "--to", "folder").code == 0
     cases = {
         "is no run of annocoin": ("train", scenes, "--out", tmp_path / "mine"),
         "expected KEY=VALUE": ("train", scenes, "--out", new, "--set", "rounds"),
@@ -209,6 +210,7 @@ def test_bad_input_is_one_line(
         "exists already": ("predict", run, scenes / "JPEGImages", "--out", tmp_path / "mine"),
         "expected 0 to 1": ("predict", run, scenes / "JPEGImages", "--out", new, "--score", 2),
         "no conditional network": ("label", runs["mask"], scenes, "--out", tmp_path / "a.json"),
+        "without a mask": ("train", tmp_path / "boxes", "--out", new, "--supervision", "mask"),
         "ends in .json": ("label", run, scenes, "--split", "train", "--out", new),
     }
     for words, command in cases.items():
@@ -226,4 +228,63 @@ def test_other_classes_are_refused(runs: dict[str, Path], tmp_path: Path) -> Non
     Image.new("RGB", (40, 40)).save(tmp_path / "images" / "a.png")
     (tmp_path / "labels.csv").write_text("image,class\na.png,sphinx\n")
     with pytest.raises(InputError, match="sphinx"):
-        workflow.label(TrainedRun(runs["image"]), load_labelled(tmp_path), "image")
+        workflow.label(TrainedRun(runs["image"]), load_weak(tmp_path, "image"))
+    with pytest.raises(InputError, match="sphinx"):
+        workflow.predict_dataset(TrainedRun(runs["image"]), load_labelled(tmp_path))
+
+
+def test_classes_are_known_by_their_names(
+    runs: dict[str, Path], scenes: Path, tmp_path: Path
+) -> None:
+    """A dataset with some of a run's classes, under other numbers."""
+    name = TrainedRun(runs["image"]).config.classes[4]
+    (tmp_path / "images").mkdir()
+    image = next((scenes / "JPEGImages").iterdir())
+    (tmp_path / "images" / image.name).write_bytes(image.read_bytes())
+    (tmp_path / "labels.csv").write_text(f"image,class\n{image.name},{name}\n")
+    run = TrainedRun(runs["image"])
+    found = workflow.label(run, load_weak(tmp_path, "image"), jobs=1)
+    assert {found.classes[m.label - 1] for m in found[0].annotation} == {name}
+    (answer,) = workflow.predict_dataset(run, load_labelled(tmp_path), threshold=0.0).values()
+    assert set(answer.labels.tolist()) <= {1}
+
+
+def test_label_never_sees_masks_that_training_did_not(
+    runs: dict[str, Path], scenes: Path, tmp_path: Path, annocoin: Callable[..., Any]
+) -> None:
+    for supervision in ("box", "mixed"):
+        out = tmp_path / f"{supervision}.json"
+        outcome = annocoin("label", runs["box"], scenes, "--split", "val", "--jobs", 1,
+                           "--supervision", supervision, "--out", out)  # fmt: skip
+        assert outcome.code == 0, outcome.err
+    marks = [
+        [mark.mask for image in labelled for mark in image.annotation]
+        for labelled in (
+            load_labelled(tmp_path / f"{s}.json", images=scenes / "JPEGImages")
+            for s in ("box", "mixed")
+        )
+    ]
+    truth = [m.mask for i in load_evaluation(scenes, split="val").labelled for m in i.annotation]
+    assert len(marks[1]) == len(truth)
+    assert all(mask not in truth for mask in marks[1])
+
+
+def test_an_earlier_run_is_gone_while_another_is_made(
+    scenes: Path, tmp_path: Path, annocoin: Callable[..., Any]
+) -> None:
+    words = ("train", scenes, "--split", "train", "--supervision", "mask", "--out", tmp_path / "r")
+    assert annocoin(*words, *SAID).code == 0
+    assert TrainedRun(tmp_path / "r").config.seed == 0
+    bad = annocoin(*words, *SAID, "--set", "prediction.weights=nowhere.pth", "--seed", 1)
+    assert bad.code == 2
+    with pytest.raises(InputError, match="no finished run"):
+        TrainedRun(tmp_path / "r")
+    assert annocoin(*words, *SAID).code == 0
+    assert TrainedRun(tmp_path / "r").config.seed == 0
+
+
+def test_bfloat16_trains_too(scenes: Path, tmp_path: Path, annocoin: Callable[..., Any]) -> None:
+    words = ("train", scenes, "--split", "train", "--out", tmp_path / "r", *SAID)
+    outcome = annocoin(*words, "--precision", "bf16-mixed")
+    assert outcome.code == 0, outcome.err
+    assert annocoin(*words, "--precision", "16-true").code == 2

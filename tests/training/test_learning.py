@@ -162,7 +162,7 @@ def test_a_party_of_one_has_everything() -> None:
         ({"nodes": 0}, "at least 1"),
         ({"device": "cuda:99"}, "cannot be used"),
         ({"device": "cpu:0", "devices": 2}, "single one"),
-        ({"precision": "3-bit"}, "--precision 3-bit"),
+        ({"precision": "3-bit"}, "precision '3-bit'"),
     ],
 )
 def test_what_cannot_be_gathered_is_one_line(asked: dict[str, Any], words: str) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from annocoin import atomic, workflow
 from annocoin.cli import options
-from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, load, report
+from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, report
 from annocoin.data import load_evaluation, load_weak, write_dataset
 from annocoin.data.conversion import Format
 from annocoin.data.dataset import Supervision
@@ -109,7 +109,11 @@ def train_command(
     truth = None
     if measure:
         truth = load_evaluation(
-            dataset, split=split, kind=cast(DatasetKind | None, kind), images=images
+            dataset,
+            split=split,
+            kind=cast(DatasetKind | None, kind),
+            images=images,
+            problems=problems,
         )
     party = gather(devices=devices, nodes=nodes, device=device, precision=precision)
     say = (lambda line: print(line, flush=True)) if party.is_first else (lambda line: None)
@@ -155,11 +159,22 @@ def label_command(
     problems = Problems(skip_bad)
     check_choice("--format", to, FORMATS)
     atomic.refuse_input(out, dataset, run)
-    labelled = load(dataset, split, kind, images, problems)
-    found = workflow.label(
-        workflow.TrainedRun(run),
-        labelled,
+    if to == "coco" and out.suffix != ".json":
+        raise InputError(f"{out}: COCO is one file; give a name that ends in .json")
+    if to != "coco":
+        _check_new(out)
+    trained = workflow.TrainedRun(run)
+    weak = load_weak(
+        dataset,
         cast(Supervision, supervision),
+        split=split,
+        kind=cast(DatasetKind | None, kind),
+        images=images,
+        problems=problems,
+    )
+    found = workflow.label(
+        trained,
+        weak,
         given=_given(regions, seeds, classifier),
         jobs=jobs,
         device=device,
@@ -195,6 +210,7 @@ def predict_command(
     """Masks for new images: OUT/predictions.json (COCO) and OUT/overlays/*.png."""
     problems = Problems(skip_bad)
     check_positive("--batch", batch)
+    _check_new(out)
     trained = workflow.TrainedRun(run)
     found = workflow.predict(
         trained,
@@ -206,18 +222,26 @@ def predict_command(
     )
     with atomic.new_directory(out) as folder:
         write_dataset(found, folder / "predictions.json", "coco")
-        for image, stem in zip(track(found, "drawing"), found.stems(), strict=True):
+        for image in track(found, "drawing"):
             if overlays:
                 good = tuple(mark for mark in image.annotation if (mark.score or 0) >= shown)
                 annotation = replace(image.annotation, marks=good)
                 picture = overlay.draw(read_image(image.image_path()), annotation, found.classes)
-                overlay.save(picture, folder / "overlays" / f"{stem}.png")
+                overlay.save(picture, folder / "overlays" / f"{image.file_name}.png")
     instances = sum(len(image.annotation) for image in found)
     print(f"{out}/predictions.json: {instances} instances in {len(found)} images")
     report(problems)
 
 
+def _check_new(out: Path) -> None:
+    """Raise before hours of work if what they give could not be written."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out}: exists already; give a new or empty folder")
+
+
 def _given(regions: Path | None, seeds: Path | None, classifier: Path | None) -> Given:
+    if classifier is not None and not classifier.is_file():
+        raise InputError(f"{classifier}: no such file; `annocoin seeds` makes classifiers")
     if seeds is not None and regions is None:
         raise InputError("--seeds without --regions; give the regions that they were made with")
     return Given(

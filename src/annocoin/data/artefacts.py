@@ -87,15 +87,15 @@ class ArtefactFolder(Mapping[ImageId, T]):
             made: how the files are made: names and values that JSON can hold.
             names: the images' ids and the names of their files.
         """
-        if out.exists() and not (out.is_dir() and cls._is_ours(out)):
-            raise InputError(
-                f"{out}: exists and holds no {cls.index_name}; give a new or empty folder"
-            )
         if party is not None and not party.is_first:
             party.wait()
             yield {image_id: inside(out, name, str(out)) for image_id, name in names}
             party.wait()
             return
+        if out.exists() and not (out.is_dir() and cls._is_ours(out)):
+            raise InputError(
+                f"{out}: exists and holds no {cls.index_name}; give a new or empty folder"
+            )
         with atomic.only_one(out / LOCK):
             files = cls._write_index(out, made, names)
             if party is not None:
@@ -107,7 +107,7 @@ class ArtefactFolder(Mapping[ImageId, T]):
     @classmethod
     def _is_ours(cls, folder: Path) -> bool:
         names = {path.name for path in folder.iterdir()}
-        return cls.index_name in names or names <= {LOCK}
+        return cls.index_name in names or all(name.startswith(".") for name in names)
 
     @classmethod
     def _write_index(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from annocoin import masks
 from annocoin.data.checks import unique
 from annocoin.data.images import read_image
-from annocoin.errors import InputError, Problems, check_choice
+from annocoin.errors import InputError, Problems, brief, check_choice
 from annocoin.types import Annotation, Box, Instances, Mark
 
 ImageId = str | int
@@ -172,8 +172,30 @@ class WeakDataset(Sequence[WeakImage]):
 
     @property
     def fully_masked(self) -> bool:
-        """Whether every mark has a mask: nothing is left to be found out."""
-        return all(mark.mask is not None for image in self.images for mark in image.annotation)
+        """Whether there are marks, and each has a mask: nothing is left to be found out."""
+        marks = [mark for image in self.images for mark in image.annotation]
+        return bool(marks) and all(mark.mask is not None for mark in marks)
+
+    def with_classes(self, classes: tuple[str, ...], source: str) -> WeakDataset:
+        """The same with the numbers that these classes have, which hold all of its own.
+
+        Args:
+            source: whose classes they are, for messages.
+        """
+        if classes == self.classes:
+            return self
+        unknown = [name for name in self.classes if name not in classes]
+        if unknown:
+            raise InputError(f"{source}: has no class {unknown[0]!r}; it has {brief(classes)}")
+        images = []
+        for image in self.images:
+            marks = tuple(
+                replace(mark, label=classes.index(self.classes[mark.label - 1]) + 1)
+                for mark in image.annotation
+            )
+            images.append(replace(image, annotation=replace(image.annotation, marks=marks)))
+        numbers = tuple(range(1, len(classes) + 1))
+        return WeakDataset(classes, numbers, self.supervision, tuple(images))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -245,6 +267,12 @@ def weak_dataset(
             images.append(
                 WeakImage(image.image_id, image.image_path(), annotation, image.file_name)
             )
+    if supervision == "mask":
+        for mark in (mark for image in images for mark in image.annotation):
+            if mark.mask is None:
+                raise InputError(
+                    f"{labelled.source}: a {mark.kind} without a mask; use --supervision mixed"
+                )
     wanted = {"box": "boxes", "point": "points"}.get(supervision)
     if wanted and not any(supervision in image.annotation.kinds for image in images):
         raise InputError(f"{labelled.source}: no {wanted} in it; use --supervision image, or mixed")

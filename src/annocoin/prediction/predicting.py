@@ -11,9 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+from torchvision.models.detection.transform import resize_boxes
 
+from annocoin import masks
 from annocoin.devices import open_device
 from annocoin.errors import InputError, check_positive
+from annocoin.masks import Size
 from annocoin.types import Instances
 
 SCORE = 0.05
@@ -48,15 +52,19 @@ class Predictor:
     @torch.inference_mode()
     def __call__(self, images: Sequence[npt.NDArray[np.uint8]]) -> list[Instances]:
         """The instances of RGB images, uint8 [H, W, 3] of any sizes, best first."""
-        if not images:
+        if not len(images):
             return []
-        # torchvision leaves out what is below its own threshold
-        self.net.roi_heads.score_thresh = min(self.threshold, SCORE)
+        net = self.net
+        net.roi_heads.score_thresh = self.threshold
         seen = [torch.tensor(i, device=self.device).permute(2, 0, 1).float() / 255 for i in images]
-        found = self.net(seen)
+        batch, _ = net.transform(seen)
+        features = net.backbone(batch.tensors)
+        proposals, _ = net.rpn(batch, features)
+        found, _ = net.roi_heads(features, proposals, batch.image_sizes)
+        sizes = [(image.shape[0], image.shape[1]) for image in images]
         return [
-            _instances(own, (image.shape[0], image.shape[1]), self.threshold)
-            for own, image in zip(found, images, strict=True)
+            _instances(own, inner, outer)
+            for own, inner, outer in zip(found, batch.image_sizes, sizes, strict=True)
         ]
 
 
@@ -68,13 +76,18 @@ def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _instances(found: dict[str, Tensor], size: tuple[int, int], threshold: float) -> Instances:
-    good = found["scores"] >= threshold
-    masks = found["masks"][good, 0] >= 0.5
-    visible = masks.flatten(1).any(dim=1)
+def _instances(found: dict[str, Tensor], inner: Size, outer: Size) -> Instances:
+    """What the heads found in an image of size `inner`, in the image as it was.
+
+    Masks are pasted one by one: all at once would take gigabytes in a photograph.
+    """
+    boxes = resize_boxes(found["boxes"], inner, outer)
+    pasted, kept = [], []
+    for place, (mask, box) in enumerate(zip(found["masks"], boxes, strict=True)):
+        dense = paste_masks_in_image(mask[None], box[None], outer)[0, 0] >= 0.5
+        if dense.any():
+            pasted += masks.encode(dense[None].cpu().numpy())
+            kept.append(place)
     return Instances(
-        size=size,
-        masks=masks[visible].cpu(),
-        labels=found["labels"][good][visible],
-        scores=found["scores"][good][visible],
+        size=outer, masks=pasted, labels=found["labels"][kept], scores=found["scores"][kept]
     )

@@ -116,7 +116,7 @@ def magnitudes(unary: Tensor, scores: Tensor) -> Figures:
     before, after = (values[..., 1:] - values[..., :1] for values in (unary, scores))
     if before.numel() < 2:
         return {"unary_spread": 0.0, "unary_correlation": 1.0}
-    pair = torch.stack([before.flatten(), after.flatten()]).double()
+    pair = torch.stack([before.flatten(), after.flatten()]).cpu().double()
     spread = pair.std(dim=1)
     moved = (pair - pair.mean(dim=1, keepdim=True)).prod(dim=0).sum() / (pair.shape[1] - 1)
     alike = moved / (spread[0] * spread[1]).clamp(min=1e-12)

@@ -49,6 +49,7 @@ def train_conditional(
         weight_decay=options.weight_decay,
         clip=options.clip,
         doing=f"conditional network, {doing}",
+        seed=options.seed,
         support=support,
     )
 

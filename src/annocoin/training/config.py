@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -79,7 +80,7 @@ class Config:
         return replace(self, rounds=0, prediction=replace(self.prediction, learning=learning))
 
     def seeded(self) -> Config:
-        """The same, with the stages' seeds set by the run's."""
+        """The same, with the stages' seeds set by the run's, which is the only one to be set."""
         conditional, prediction = self.conditional, self.prediction
         return replace(
             self,
@@ -96,10 +97,15 @@ class Config:
 
 def read_config(path: Path) -> Config:
     """Read what `to_json` gave, from a file."""
+    return config_from(read_json(path), str(path))
+
+
+def config_from(content: Any, where: str) -> Config:
+    """A configuration from what `to_json` gave; anything else is an `InputError`."""
     try:
-        found: Config = _built(Config, read_json(path))
+        found: Config = _built(Config, content)
     except (TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: no configuration of a run ({error})") from None
+        raise InputError(f"{where}: no configuration of a run ({error})") from None
     return found
 
 
@@ -179,14 +185,23 @@ def _parsed(text: str, kind: Any, name: str) -> Any:
             return value
         if own is int and isinstance(value, int) and not isinstance(value, bool):
             return value
-        if own is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if own is float and _is_number(value):
             return float(value)
-        if own is str or origin is typing.Literal:
-            return text
         if origin is tuple and isinstance(value, list):
-            return tuple(value)
+            parts = typing.get_args(own)
+            if len(parts) == len(value) and set(parts) == {float} and all(map(_is_number, value)):
+                return tuple(float(part) for part in value)
+            if len(parts) == 2 and parts[1] is Ellipsis and all(isinstance(v, str) for v in value):
+                return tuple(value)
+    for own in kinds:
+        if own is str or typing.get_origin(own) is typing.Literal:
+            return text
     wanted = getattr(kind, "__name__", str(kind))
     raise InputError(f"--set {name}={text}: expected {wanted}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _built(kind: Any, content: Any) -> Any:

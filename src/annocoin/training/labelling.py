@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from annocoin import masks as rle
 from annocoin.conditional.storage import read_conditional
 from annocoin.data.artefacts import ArtefactFolder
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.distribution import Party
-from annocoin.errors import Problems
-from annocoin.parallel import Worker, cores, work_through
+from annocoin.errors import InputError, Problems, one_line
+from annocoin.parallel import BadItem, Worker, cores, work_through
 from annocoin.prediction import judge, read_prediction
 from annocoin.prediction.images import view
 from annocoin.randomness import generator_at
@@ -25,7 +26,7 @@ from annocoin.training import pseudo_labels, tables
 from annocoin.training.presets import ConditionalPreset
 from annocoin.training.pseudo_labels import PseudoLabelFolder, PseudoLabels, write_pseudo_labels
 from annocoin.training.tables import TableFolder, write_table
-from annocoin.types import Mark
+from annocoin.types import Instances, Mark
 
 FEW = 400
 """So many images are faster done in this process than shared with new ones."""
@@ -42,11 +43,21 @@ class Sources:
     @property
     def images(self) -> list[WeakImage]:
         """Those for which all is there."""
-        return [
-            image
-            for image in self.dataset
-            if image.image_id in self.regions and image.image_id in self.seeds
-        ]
+        return [image for image in self.dataset if not self._lacks(image)]
+
+    def check(self, problems: Problems) -> None:
+        """Raise, or note, if something was not made for an image."""
+        for image in self.dataset:
+            with problems.caught():
+                if lacking := self._lacks(image):
+                    raise InputError(f"{lacking}: nothing for image {image.image_id!r} in it")
+
+    def _lacks(self, image: WeakImage) -> Path | None:
+        """The folder in which there is nothing for an image."""
+        for folder in (self.regions, self.seeds):
+            if image.image_id not in folder:
+                return folder.path
+        return None
 
 
 def draw_labels(
@@ -151,36 +162,49 @@ class _Sampler:
         self.cases = preset.cases(sources.dataset, sources.regions, sources.seeds, tables)
         self.preset, self.seed = preset, seed
 
-    def __call__(self, place: int, path: Path) -> None:
-        case = self.cases[place]
+    def __call__(self, place: int, path: Path) -> BadItem | None:
+        try:
+            case = self.cases[place]
+        except (InputError, OSError) as error:
+            return BadItem(one_line(error))
         where = generator_at(self.seed, "samples", str(case.image_id))
         samples = self.preset.samples(self.net, case, generator=where)
         annotation = self.cases.images[place].annotation
         write_pseudo_labels(path, PseudoLabels.of_samples(samples, annotation))
+        return None
 
 
 class _Retriever:
     def __init__(self, sources: Sources) -> None:
         self.sources, self.images = sources, sources.images
 
-    def __call__(self, place: int, path: Path) -> None:
+    def __call__(self, place: int, path: Path) -> BadItem | None:
         image = self.images[place]
-        regions, seeds = self.sources.regions[image.image_id], self.sources.seeds[image.image_id]
-        found = retrieve(regions, seeds, image.annotation)
-        instances = found.instances(regions, seeds)
+        try:
+            regions = self.sources.regions[image.image_id]
+            seeds = self.sources.seeds[image.image_id]
+            found = retrieve(regions, seeds, image.annotation)
+        except (InputError, OSError) as error:
+            return BadItem(one_line(error))
         marks = [image.annotation[mark] for mark in seeds.marks[found.seeds].tolist()]
-        for number, mark in enumerate(marks):
-            if mark.mask is not None and not mark.crowd:
-                given = list(instances.masks)
-                given[number] = mark.mask
-                instances.masks = tuple(given)
-            if _has_box(mark):
-                instances.boxes[number] = torch.tensor(mark.box, dtype=torch.float64)
-        write_pseudo_labels(path, PseudoLabels.certain(instances))
+        write_pseudo_labels(
+            path, PseudoLabels.certain(_with_given(found.instances(regions, seeds), marks))
+        )
+        return None
 
 
-def _has_box(mark: Mark) -> bool:
-    return mark.box is not None and not mark.crowd
+def _with_given(found: Instances, marks: Sequence[Mark]) -> Instances:
+    """Retrieved instances with the masks and boxes that their marks give."""
+    own = [mark if not mark.crowd else Mark(mark.label) for mark in marks]
+    pairs = zip(found.masks, own, strict=True)
+    masks = [mark.mask if mark.mask is not None else mask for mask, mark in pairs]
+    boxes = torch.from_numpy(rle.boxes(masks))
+    for number, mark in enumerate(own):
+        if mark.box is not None:
+            boxes[number] = torch.tensor(mark.box, dtype=torch.float64)
+    return Instances(
+        size=found.size, masks=masks, labels=found.labels, scores=found.scores, boxes=boxes
+    )
 
 
 class _Judge:
@@ -192,10 +216,13 @@ class _Judge:
         self.cases = preset.cases(sources.dataset, sources.regions, sources.seeds)
         self.preset = preset
 
-    def __call__(self, place: int, path: Path) -> None:
-        case = self.cases[place]
-        pixels = self.cases.images[place].pixels()
+    def __call__(self, place: int, path: Path) -> BadItem | None:
+        try:
+            case, pixels = self.cases[place], self.cases.images[place].pixels()
+        except (InputError, OSError) as error:
+            return BadItem(one_line(error))
         seen = view(pixels, self.architecture.size, self.architecture.longest)
         requirements = case.requirements
         logs, losses = judge(self.net, seen, requirements.regions, requirements.labels)
         write_table(path, self.preset.table(logs, losses))
+        return None

@@ -14,7 +14,7 @@ from annocoin.data.dataset import ImageId
 from annocoin.distribution import Party, alone
 from annocoin.errors import InputError
 from annocoin.progress import track
-from annocoin.randomness import generator_at
+from annocoin.randomness import generator_at, seed_of
 from annocoin.schedule import rate_share
 from annocoin.training.checkpoints import Keeper
 from annocoin.training.metrics import Log
@@ -22,12 +22,14 @@ from annocoin.training.metrics import Log
 Figures = dict[str, float]
 
 
-@dataclass(frozen=True)
 class Batch:
-    """What a learner gets for a step, and which images that is."""
+    """What a learner gets for a step, and which images that is.
 
-    image_ids: tuple[ImageId, ...]
-    content: tuple[Any, ...]
+    No dataclass: Fabric goes through those, and refuses some.
+    """
+
+    def __init__(self, image_ids: tuple[ImageId, ...], content: tuple[Any, ...]) -> None:
+        self.image_ids, self.content = image_ids, content
 
 
 class Learner(Protocol):
@@ -61,6 +63,7 @@ def learn(
     clip: float,
     doing: str,
     part: tuple[float, float] = (0.0, 1.0),
+    seed: int = 0,
     support: Support | None = None,
 ) -> None:
     """Steps of AdamW; all depends on the weights at the start and on the step's number.
@@ -72,6 +75,7 @@ def learn(
         clip: the greatest norm of a gradient.
         doing: for messages.
         part: from which to which share of a longer training this is, for the learning rate.
+        seed: of what the learner's own layers draw, such as dropout.
     """
     support = support or Support()
     party = support.party or alone()
@@ -83,25 +87,28 @@ def learn(
     if support.log is not None and party.is_first:
         support.log.start(first)
     learner.train()
-    joined, optimizer = party.joined(learner, optimizer)
+    joined, optimizer = party.joined(_Step(learner), optimizer)
     for step in track(range(first, steps), doing):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             progress = part[0] + (part[1] - part[0]) * (step + 0.5) / steps
             group["lr"] = rate * rate_share(progress)
         batch = batch_at(step, party)
-        losses, figures = joined(*batch.content)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed_of(seed, doing, "layers", step, party.rank))
+            losses, figures = joined(batch)
         loss = torch.stack([own.float() for own in losses.values()]).sum()
         figures = {"loss": loss.item()} | {k: v.item() for k, v in losses.items()} | figures
         if not math.isfinite(loss.item()):
-            raise InputError(
-                f"{doing}: the loss is {loss.item()} at step {step + 1}, images "
-                f"{list(batch.image_ids)}, {figures}; lower the learning rate"
-            )
+            raise InputError(f"{doing}: {_where(step, batch, figures)}; lower the learning rate")
         optimizer.zero_grad()
         party.fabric.backward(loss)
-        norm = party.fabric.clip_gradients(joined, optimizer, max_norm=clip)
-        optimizer.step()
+        norm = party.fabric.clip_gradients(
+            joined, optimizer, max_norm=clip, error_if_nonfinite=False
+        )
         figures["gradient"] = float(norm)  # type: ignore[arg-type]
+        if not math.isfinite(figures["gradient"]):
+            raise InputError(f"{doing}: {_where(step, batch, figures)}; lower the learning rate")
+        optimizer.step()
         means = party.mean(figures)
         if party.is_first:
             if support.log is not None:
@@ -111,6 +118,25 @@ def learn(
     learner.eval()
     if support.log is not None and party.is_first:
         support.log.close()
+
+
+class _Step(nn.Module):
+    """A learner that takes a batch as one thing."""
+
+    def __init__(self, learner: nn.Module) -> None:
+        super().__init__()
+        self.learner = learner
+
+    def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Figures]:
+        found: tuple[dict[str, Tensor], Figures] = self.learner(*batch.content)
+        return found
+
+
+def _where(step: int, batch: Batch, figures: Figures) -> str:
+    return (
+        f"the loss is {figures['loss']} at step {step + 1}, images {list(batch.image_ids)}, "
+        f"{figures}"
+    )
 
 
 def places_at(step: int, batch: int, count: int, party: Party, *place: int | str) -> list[int]:

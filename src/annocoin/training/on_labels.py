@@ -81,6 +81,7 @@ def train_prediction(
         weight_decay=options.weight_decay,
         clip=options.clip,
         doing=f"prediction network {name}".strip(),
+        seed=options.seed,
         support=support,
     )
     if options.losses.shared_masks:
@@ -122,7 +123,10 @@ def _item(
     low, high = options.scales
     scale = low + (high - low) * float(torch.rand((), generator=generator_at(*own, "scale")))
     seen = view(image.pixels(), round(architecture.size * scale), architecture.longest)
-    targets = labels[image.image_id].soft_targets()
+    smaller = seen.size[0] < seen.original[0]
+    targets = labels[image.image_id].soft_targets(seen.size if smaller else None)
+    if smaller:
+        seen = View(seen.pixels, seen.size)
     if seed_of(*own, "mirror") % 2:
         seen, targets = seen.mirrored(), targets.mirrored()
     return _Item(seen, targets, generator_at(*own, "sampling"))

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from annocoin import masks
 from annocoin.conditional import Samples
 from annocoin.data import arrays
 from annocoin.data.arrays import Arrays, Fields
 from annocoin.data.artefacts import ArtefactFolder
-from annocoin.masks import RLE
+from annocoin.masks import RLE, Size
 from annocoin.prediction import SoftTargets
 from annocoin.types import Annotation, Instances
 
@@ -89,16 +90,23 @@ class PseudoLabels:
         """The sample that the others agree with most."""
         return self.instances[self.members[self.consensus]]
 
-    def soft_targets(self) -> SoftTargets:
-        """As the prediction network learns from them."""
+    def soft_targets(self, size: Size | None = None) -> SoftTargets:
+        """As the prediction network learns from them.
+
+        Args:
+            size: of the masks, if the image's own is more than is needed.
+        """
         if not len(self.instances):
             different, counts = self.members[:1], torch.ones(1)
         else:
             different, counts = torch.unique(self.members, dim=0, return_counts=True)
+        height, width = size or self.instances.size
+        own = self.instances.size
+        scale = torch.tensor([width / own[1], height / own[0]] * 2)
         return SoftTargets(
-            self.instances.boxes.float(),
+            self.instances.boxes.float() * scale,
             self.instances.labels,
-            self.instances.dense(),
+            torch.from_numpy(masks.decode_resized(self.instances.masks, (height, width))),
             different,
             counts.float() / counts.sum(),
         )

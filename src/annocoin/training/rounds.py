@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from annocoin.conditional import ConditionalNetwork
 from annocoin.conditional.storage import read_conditional, write_conditional
+from annocoin.data.artefacts import ArtefactFolder
 from annocoin.data.dataset import ImageId, WeakDataset
 from annocoin.distribution import Party, alone
 from annocoin.errors import InputError, Problems
@@ -36,18 +38,29 @@ from annocoin.types import Instances
 
 CONDITIONAL = "conditional.safetensors"
 PREDICTION = "prediction.safetensors"
+FILES = "files"
 
 Measure = Callable[[Mapping[ImageId, Instances]], dict[str, float]]
 """Tells how good pseudo labels are, where somebody has the truth. Nothing is learned from it."""
 
+Labels = Mapping[ImageId, PseudoLabels]
+
 
 @dataclass(frozen=True)
 class Given:
-    """What need not be made: folders that `annocoin regions` and `annocoin seeds` made."""
+    """What need not be made: what `annocoin regions` and `annocoin seeds` made."""
 
     regions: RegionFolder | None = None
     seeds: SeedFolder | None = None
     classifier: Path | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """What it is, for the keys of stages and folders."""
+        return {
+            "regions": None if self.regions is None else content_of(self.regions),
+            "seeds": None if self.seeds is None else content_of(self.seeds),
+            "classifier": None if self.classifier is None else digest(self.classifier),
+        }
 
 
 def train_run(
@@ -75,139 +88,137 @@ def train_run(
     """
     if config.classes != dataset.classes:
         raise InputError("the configuration is of other classes than the dataset")
-    config, party = config.seeded(), party or alone()
-    given = given or Given()
+    config, party, given = config.seeded(), party or alone(), given or Given()
+    if jobs is None and party.count > 1:
+        jobs = party.jobs
     with open_run(out, config.to_json(), party, say=say, every=every) as run:
         for line in plan(config, dataset, regions=given.regions is None, seeds=given.seeds is None):
             run.say(line)
         work = _Rounds(run, dataset, config, given, measure, jobs, problems or Problems())
         final = work.all()
-        run.publish(final, PREDICTION)
+        run.publish(final.folder / PREDICTION, PREDICTION)
         labels = None if work.labels is None else work.labels.folder.relative_to(run.path)
         run.finish(
-            dataset=fingerprint(dataset), labels=None if labels is None else labels.as_posix()
+            config=config.to_json(),
+            dataset=fingerprint(dataset),
+            labels=None if labels is None else labels.as_posix(),
         )
     return Path(out) / PREDICTION
 
 
-@dataclass
 class _Rounds:
-    run: Run
-    dataset: WeakDataset
-    config: Config
-    given: Given
-    measure: Measure | None
-    jobs: int | None
-    problems: Problems
-    labels: Stage | None = None  # the last pseudo labels
-    prediction_steps: int = 0  # of stages before
+    """The stages of a run in their order, each method one of them."""
 
-    def all(self) -> Path:
+    def __init__(
+        self,
+        run: Run,
+        dataset: WeakDataset,
+        config: Config,
+        given: Given,
+        measure: Measure | None,
+        jobs: int | None,
+        problems: Problems,
+    ) -> None:
+        self.run, self.dataset, self.config, self.given = run, dataset, config, given
+        self.measure = measure
+        self.sharing: dict[str, Any] = {"party": run.party, "jobs": jobs, "problems": problems}
+        self.machine = {"processes": run.party.count, "precision": run.party.precision}
+        self.prediction_steps = 0  # of stages before
+        self.labels: Stage | None = None  # the last pseudo labels
+
+    def all(self) -> Stage:
         data = self.run.stage("dataset", {"images": fingerprint(self.dataset)})
+        whole = self.config.prediction_steps
         if self.dataset.fully_masked:
-            labels = {
-                image.image_id: PseudoLabels.certain(image.annotation.instances())
-                for image in self.dataset
-            }
-            return self._prediction("prediction", data, labels, self.config.prediction_steps)
-        regions = self._regions(data)
-        seeds = self._seeds(regions)
+            return self.prediction("prediction", data, _true_labels(self.dataset), whole)
+        regions = self.make_regions(data)
+        seeds = self.make_seeds(regions)
         if self.config.rounds == 0:
-            self.labels = self._retrieved(seeds)
-            retrieved = PseudoLabelFolder(self.labels.folder)
-            steps = self.config.prediction_steps
-            return self._prediction("prediction", self.labels, retrieved, steps)
-        conditional = self._from_seeds(seeds)
+            self.labels = self.retrieved(seeds)
+            return self.prediction("prediction", self.labels, None, whole)
+        return self.descend(self.from_seeds(seeds))
+
+    def descend(self, conditional: Stage) -> Stage:
         learning = self.config.prediction.learning
         prediction: Stage | None = None
         tables: Stage | None = None
         for number in range(1, self.config.rounds + 1):
             name = f"round {number}"
-            samples = self._samples(f"{name}, samples", conditional, tables)
-            prediction = self._prediction_stage(
-                f"{name}, prediction", samples, PseudoLabelFolder(samples.folder),
-                learning.steps, prediction,
-            )  # fmt: skip
-            tables = self._tables(f"{name}, tables", prediction)
-            conditional = self._against(f"{name}, conditional", conditional, tables)
-        samples = self._samples("final samples", conditional, tables)
+            samples = self.samples(f"{name}, samples", conditional, tables)
+            prediction = self.prediction(
+                f"{name}, prediction", samples, None, learning.steps, prediction
+            )
+            tables = self.tables(f"{name}, tables", prediction)
+            conditional = self.against(f"{name}, conditional", conditional, tables)
+        samples = self.samples("final samples", conditional, tables)
         self.run.publish(conditional.folder / CONDITIONAL, CONDITIONAL)
-        final = self._prediction_stage(
-            "final prediction", samples, PseudoLabelFolder(samples.folder),
-            learning.final_steps, prediction,
-        )  # fmt: skip
-        tables = self._tables("final tables", final)
-        self.labels = self._samples("labels", conditional, tables)
-        return final.folder / PREDICTION
+        final = self.prediction("final prediction", samples, None, learning.final_steps, prediction)
+        self.labels = self.samples("labels", conditional, self.tables("final tables", final))
+        return final
 
-    def _regions(self, data: Stage) -> Stage:
+    def make_regions(self, data: Stage) -> Stage:
         """Regions of every image, made here or given."""
         if self.given.regions is not None:
             self.regions = self.given.regions
-            return self.run.stage("regions", {"given": self.regions.made}, data)
+            return self.run.stage("regions", {"given": self.given.identity()["regions"]}, data)
         stage = self.run.stage("regions", asdict(self.config.regions), data)
-        self.run.do(
-            stage,
-            lambda: _nothing(
-                make_regions(
-                    self.dataset, stage.folder / "files", self.config.regions,
-                    jobs=self.jobs, problems=self.problems, party=self.run.party,
-                )
-            ),
-        )  # fmt: skip
-        self.regions = RegionFolder(stage.folder / "files")
+
+        def work() -> None:
+            make_regions(self.dataset, stage.folder / FILES, self.config.regions, **self.sharing)
+
+        self.run.do(stage, work)
+        self.regions = RegionFolder(stage.folder / FILES)
         return stage
 
-    def _seeds(self, regions: Stage) -> Stage:
+    def make_seeds(self, regions: Stage) -> Stage:
         """The classifier and the seeds of every image, made here or given."""
+        given = self.given.identity()
         if self.given.seeds is not None:
+            stage = self.run.stage("seeds", {"given": given["seeds"]}, regions)
             seeds = self.given.seeds
-            stage = self.run.stage("seeds", {"given": seeds.made}, regions)
         else:
-            options = {**asdict(self.config.seeds), "classifier": asdict(self.config.classifier)}
-            if self.given.classifier is not None:
-                content = self.given.classifier.read_bytes()
-                options["classifier"] = hashlib.sha256(content).hexdigest()
-            stage = self.run.stage("seeds", options, regions)
-            self.run.do(
-                stage,
-                lambda: _nothing(
-                    make_seeds(
-                        self.dataset, self.regions, stage.folder / "files", self.config.seeds,
-                        classifier=self.given.classifier or self.config.classifier,
-                        jobs=self.jobs, device=str(self.run.party.device),
-                        problems=self.problems, party=self.run.party,
-                    )
-                ),
-            )  # fmt: skip
-            seeds = SeedFolder(stage.folder / "files")
-            if self.given.classifier is None:
-                self.run.publish(seeds.path / CLASSIFIER, CLASSIFIER)
-        if self.given.classifier is not None:
-            self.run.publish(self.given.classifier, CLASSIFIER)
+            how = _by_content(asdict(self.config.classifier), "backbone_weights")
+            made = {**asdict(self.config.seeds), "classifier": given["classifier"] or how}
+            stage = self.run.stage("seeds", made, regions)
+
+            def work() -> None:
+                make_seeds(
+                    self.dataset,
+                    self.regions,
+                    stage.folder / FILES,
+                    self.config.seeds,
+                    classifier=self.given.classifier or self.config.classifier,
+                    device=str(self.run.party.device),
+                    **self.sharing,
+                )
+
+            self.run.do(stage, work)
+            seeds = SeedFolder(stage.folder / FILES)
+        classifier = self.given.classifier or seeds.path / CLASSIFIER
+        if classifier.is_file():
+            self.run.publish(classifier, CLASSIFIER)
         self.sources = Sources(self.dataset, self.regions, seeds)
+        self.sources.check(self.sharing["problems"])
         return stage
 
-    def _retrieved(self, seeds: Stage) -> Stage:
+    def retrieved(self, seeds: Stage) -> Stage:
+        """The regions that seeds retrieve, as pseudo labels."""
         stage = self.run.stage("retrieved labels", {}, seeds)
 
         def work() -> dict[str, float]:
-            made = retrieve_labels(
-                self.sources, stage.folder,
-                party=self.run.party, jobs=self.jobs, problems=self.problems,
-            )  # fmt: skip
-            return self._measured(made)
+            return self._measured(retrieve_labels(self.sources, stage.folder, **self.sharing))
 
         self.run.do(stage, work)
         return stage
 
-    def _from_seeds(self, seeds: Stage) -> Stage:
+    def from_seeds(self, seeds: Stage) -> Stage:
         """The initial training of the conditional network."""
         preset = self.config.conditional
-        stage = self.run.stage("conditional", asdict(preset), seeds)
+        made = {**_by_content(asdict(preset), "weights"), **self.machine}
+        stage = self.run.stage("conditional", made, seeds)
 
         def work() -> None:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng():
                 torch.manual_seed(seed_of(self.config.seed, "conditional weights"))
                 net = ConditionalNetwork(preset.architecture, preset.weights)
             net.to(self.run.party.device)
@@ -218,80 +229,91 @@ class _Rounds:
         self.run.do(stage, work)
         return stage
 
-    def _samples(self, name: str, conditional: Stage, tables: Stage | None) -> Stage:
+    def samples(self, name: str, conditional: Stage, tables: Stage | None) -> Stage:
         """Pseudo labels: what both networks think, as far as there are both already."""
         inputs = (conditional,) if tables is None else (conditional, tables)
         stage = self.run.stage(name, {}, *inputs)
 
         def work() -> dict[str, float]:
-            made = draw_labels(
-                self.sources, conditional.folder / CONDITIONAL, self.config.conditional,
-                stage.folder, seed=self.config.seed,
+            drawn = draw_labels(
+                self.sources,
+                conditional.folder / CONDITIONAL,
+                self.config.conditional,
+                stage.folder,
+                seed=self.config.seed,
                 tables=None if tables is None else TableFolder(tables.folder),
-                party=self.run.party, jobs=self.jobs, problems=self.problems,
-            )  # fmt: skip
-            return self._measured(made)
+                **self.sharing,
+            )
+            return self._measured(drawn)
 
         self.run.do(stage, work)
         return stage
 
-    def _prediction(
-        self, name: str, before: Stage, labels: Mapping[ImageId, PseudoLabels], steps: int
-    ) -> Path:
-        return self._prediction_stage(name, before, labels, steps, None).folder / PREDICTION
-
-    def _prediction_stage(
+    def prediction(
         self,
         name: str,
-        samples: Stage,
-        labels: Mapping[ImageId, PseudoLabels],
+        before: Stage,
+        labels: Labels | None,
         steps: int,
-        earlier: Stage | None,
+        earlier: Stage | None = None,
     ) -> Stage:
-        """The prediction network on pseudo labels, from where it was after the last round."""
+        """The prediction network on pseudo labels, from where it was after the last round.
+
+        Args:
+            before: the stage that made the labels, if they are not given.
+        """
         preset = self.config.prediction
-        inputs = (samples,) if earlier is None else (samples, earlier)
-        made = asdict(preset)
-        for other in ("steps", "final_steps"):
-            del made["learning"][other]
-        done, whole = self.prediction_steps, self.config.prediction_steps
+        whole, done = self.config.prediction_steps, self.prediction_steps
         self.prediction_steps += steps
         part = (done / whole, self.prediction_steps / whole)
-        stage = self.run.stage(name, {**made, "steps": steps, "part": part}, *inputs)
+        learning = replace(preset.learning, steps=1, final_steps=1)  # said by `steps` and `part`
+        made = _by_content(asdict(replace(preset, learning=learning)), "weights")
+        made |= {"steps": steps, "part": part, **self.machine}
+        inputs = (before,) if earlier is None else (before, earlier)
+        stage = self.run.stage(name, made, *inputs)
 
         def work() -> None:
             if earlier is None:
-                with torch.random.fork_rng(devices=[]):
+                with torch.random.fork_rng():
                     torch.manual_seed(seed_of(self.config.seed, "prediction weights"))
                     net = build_network(preset.architecture, preset.weights)
             else:
                 net, _ = read_prediction(earlier.folder / PREDICTION)
             net.to(self.run.party.device)
             train_prediction(
-                net, preset.architecture, self.dataset, labels, preset.learning,
-                steps=steps, part=part, name=name, support=self.run.support(stage),
-            )  # fmt: skip
+                net,
+                preset.architecture,
+                self.dataset,
+                PseudoLabelFolder(before.folder) if labels is None else labels,
+                preset.learning,
+                steps=steps,
+                part=part,
+                name=name,
+                support=self.run.support(stage),
+            )
             if self.run.party.is_first:
                 write_prediction(stage.folder / PREDICTION, net, preset.architecture)
 
         self.run.do(stage, work)
         return stage
 
-    def _tables(self, name: str, prediction: Stage) -> Stage:
+    def tables(self, name: str, prediction: Stage) -> Stage:
+        """What the prediction network thinks of every region."""
         stage = self.run.stage(name, {}, prediction)
-        self.run.do(
-            stage,
-            lambda: _nothing(
-                judge_regions(
-                    self.sources, prediction.folder / PREDICTION, self.config.conditional,
-                    stage.folder,
-                    party=self.run.party, jobs=self.jobs, problems=self.problems,
-                )
-            ),
-        )  # fmt: skip
+
+        def work() -> None:
+            judge_regions(
+                self.sources,
+                prediction.folder / PREDICTION,
+                self.config.conditional,
+                stage.folder,
+                **self.sharing,
+            )
+
+        self.run.do(stage, work)
         return stage
 
-    def _against(self, name: str, conditional: Stage, tables: Stage) -> Stage:
+    def against(self, name: str, conditional: Stage, tables: Stage) -> Stage:
         """The conditional network against the tables, from where it was."""
         preset = self.config.conditional
         stage = self.run.stage(name, {}, conditional, tables)
@@ -302,12 +324,11 @@ class _Rounds:
             # without the tables in its scores: it is to learn what they say, not to rely on them
             cases = preset.cases(self.dataset, self.regions, self.sources.seeds)
 
-            def table(case: Case) -> torch.Tensor:
+            def table(case: Case) -> Tensor:
                 return found[case.image_id]
 
-            train_against(
-                net, cases, table, preset.learning, name=name, support=self.run.support(stage)
-            )
+            support = self.run.support(stage)
+            train_against(net, cases, table, preset.learning, name=name, support=support)
             self._write_conditional(stage, net)
 
         self.run.do(stage, work)
@@ -325,12 +346,35 @@ class _Rounds:
 
 def fingerprint(dataset: WeakDataset) -> str:
     """A name for what a dataset says, and for its images."""
-    digest = hashlib.sha256(repr((dataset.classes, dataset.supervision)).encode())
+    found = hashlib.sha256(repr((dataset.classes, dataset.supervision)).encode())
     for image in dataset:
         size = image.path.stat().st_size
-        digest.update(repr((image.image_id, image.file_name, size, image.annotation)).encode())
-    return digest.hexdigest()
+        found.update(repr((image.image_id, image.file_name, size, image.annotation)).encode())
+    return found.hexdigest()
 
 
-def _nothing(_: Any) -> None:
-    return None
+def content_of(folder: ArtefactFolder[Any]) -> dict[str, Any]:
+    """What a folder holds: how it was made, and its files by name and size."""
+    files = [(i, folder.name(i), path.stat().st_size) for i, path in folder.files.items()]
+    return {"made": folder.made, "files": hashlib.sha256(repr(files).encode()).hexdigest()}
+
+
+def digest(path: Path) -> str:
+    """A name for a file's content."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def _by_content(made: dict[str, Any], name: str) -> dict[str, Any]:
+    """The same with a file's content in the place of its path, if that is what a name says."""
+    path = Path(str(made[name]))
+    return {**made, name: digest(path)} if path.is_file() else made
+
+
+def _true_labels(dataset: WeakDataset) -> Labels:
+    """The masks that are given, without those of crowds."""
+    found = {}
+    for image in dataset:
+        instances = image.annotation.instances()
+        found[image.image_id] = PseudoLabels.certain(instances[~instances.crowd])
+    return found

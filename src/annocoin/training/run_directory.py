@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ STAGES = "stages"
 EVENTS = "tensorboard"
 DONE = "done.json"
 LOCK = ".lock"
+PUBLISHED = ("prediction.safetensors", "conditional.safetensors", "classifier.safetensors")
+
+METHOD = 1
+"""Raised when the same options give other results than before."""
 
 Say = Callable[[str], None]
 
@@ -87,7 +92,7 @@ class Run:
 
     def stage(self, name: str, made: Mapping[str, Any], *inputs: Stage) -> Stage:
         """The next stage: its options, and the stages that it stands on."""
-        said = [name, dict(made), [own.key for own in inputs]]
+        said = [METHOD, name, dict(made), [own.key for own in inputs]]
         key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
         slug = name.replace(",", "").replace(" ", "-")
         stage = Stage(name, key, self.path / STAGES / f"{slug}-{key}")
@@ -142,6 +147,7 @@ class Run:
                 for own in self.stages
             ]
             atomic.write_json(self.path / RUN, {**facts, "stages": listed}, indent=1)
+        self.party.wait()
 
     def _gather_metrics(self) -> None:
         """All stages' metrics and costs as one file each."""
@@ -171,13 +177,15 @@ def open_run(
 ) -> Iterator[Run]:
     """Hold a run's directory, new or one that was interrupted; a second process is refused."""
     path = Path(path)
-    if path.exists() and not (path.is_dir() and _is_ours(path)):
-        raise InputError(f"{path}: exists and is no run of annocoin; give a new or empty folder")
     if not party.is_first:
         party.wait()
         yield Run(path, party, lambda _: None, every)
         return
+    if path.exists() and not (path.is_dir() and _is_ours(path)):
+        raise InputError(f"{path}: exists and is no run of annocoin; give a new or empty folder")
     with atomic.only_one(path / LOCK):
+        for name in (RUN, *PUBLISHED):  # of an earlier run with other options
+            (path / name).unlink(missing_ok=True)
         atomic.write_json(path / CONFIG, config, indent=1)
         atomic.write_json(path / ENVIRONMENT, environment(party), indent=1)
         party.wait()
@@ -195,7 +203,9 @@ def environment(party: Party) -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "annocoin": version("annocoin"),
         "device": str(party.device),
+        "precision": party.precision,
         "processes": party.count,
     }
 
@@ -206,4 +216,5 @@ def is_run(path: Path) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    return is_run(folder) or {path.name for path in folder.iterdir()} <= {LOCK, CONFIG}
+    names = {path.name for path in folder.iterdir()}
+    return CONFIG in names or all(name.startswith(".") for name in names)
