@@ -7,8 +7,16 @@ import torch
 from annocoin.errors import InputError
 
 
+AUTO = "auto"
+
+
 def open_device(name: str) -> torch.device:
-    """The device of that name, "cpu", "cuda:1" or "mps"; one that cannot be used is an error."""
+    """The device of that name, "cpu", "cuda:1" or "mps"; one that cannot be used is an error.
+
+    "auto" is a GPU where there is one.
+    """
+    if name == AUTO:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

@@ -60,8 +60,8 @@ def work_through(
             return _collect([future.result for future in futures], doing, problems)
         except BrokenProcessPool:
             raise InputError(
-                "a worker process died, perhaps for want of memory; "
-                "run the same command again, with fewer --jobs"
+                "a worker process died: for want of memory (try fewer --jobs), or because a script "
+                'calls this without `if __name__ == "__main__":`'
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)

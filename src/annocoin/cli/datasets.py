@@ -18,6 +18,7 @@ from annocoin.data.dataset import Supervision, weaken
 from annocoin.data.images import read_image
 from annocoin.data.loading import DatasetKind
 from annocoin.data.synthetic import write_synthetic
+from annocoin.devices import AUTO
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation import THRESHOLDS, Evaluation, evaluate
 from annocoin.report import overlay
@@ -43,7 +44,7 @@ def evaluate_command(
     kind: KindOption = None,
     images: Images = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
-    device: Annotated[str, typer.Option(help="Where a run's network computes.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where a run's network computes.")] = AUTO,
     skip_bad: SkipBad = False,
 ) -> None:
     """Average precision of predicted instances against the true masks of a dataset."""

@@ -17,6 +17,7 @@ from annocoin.data.conversion import Format
 from annocoin.data.dataset import Supervision
 from annocoin.data.images import read_image
 from annocoin.data.loading import DatasetKind
+from annocoin.devices import AUTO, open_device
 from annocoin.distribution import gather
 from annocoin.errors import InputError, Problems, check_choice, check_positive
 from annocoin.prediction.predicting import SCORE
@@ -27,6 +28,7 @@ from annocoin.seeds import SeedFolder
 from annocoin.training.rounds import Given
 from annocoin.training.run_presets import PRESETS
 
+FOR_GPUS = ("voc-r50", "voc-r101")
 FORMATS = ("coco", "voc", "yolo", "labelme")
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="What `annocoin train` made.")]
@@ -48,7 +50,7 @@ ClassifierOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Use this classifier; none is trained.")
 ]
 Jobs = Annotated[int | None, typer.Option(help="Processes; default all cores.")]
-Device = Annotated[str, typer.Option(metavar="cpu|cuda|mps", help="Where to compute.")]
+Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where to compute.")]
 
 
 def train_command(
@@ -78,7 +80,7 @@ def train_command(
         bool, typer.Option("--measure", help="Measure pseudo labels with the dataset's masks.")
     ] = False,
     jobs: Jobs = None,
-    device: Device = "cpu",
+    device: Device = AUTO,
     devices: Annotated[int, typer.Option(help="Processes that train, on each machine.")] = 1,
     nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
     precision: Annotated[
@@ -117,6 +119,8 @@ def train_command(
         )
     party = gather(devices=devices, nodes=nodes, device=device, precision=precision)
     say = (lambda line: print(line, flush=True)) if party.is_first else (lambda line: None)
+    if party.device.type == "cpu" and preset in FOR_GPUS:
+        say(f"{preset} is made for GPUs; here it will take days: --preset voc-cpu takes hours")
     run = workflow.train(
         weak,
         out,
@@ -149,7 +153,7 @@ def label_command(
     seeds: SeedsOption = None,
     classifier: ClassifierOption = None,
     jobs: Jobs = None,
-    device: Device = "cpu",
+    device: Device = AUTO,
     split: Split = None,
     kind: KindOption = None,
     images: Images = None,
@@ -177,7 +181,7 @@ def label_command(
         weak,
         given=_given(regions, seeds, classifier),
         jobs=jobs,
-        device=device,
+        device=str(open_device(device)),
         problems=problems,
     )
     loss = write_dataset(found, out, cast(Format, to))
@@ -204,7 +208,7 @@ def predict_command(
     shown: Annotated[float, typer.Option(help="The least score in the pictures.")] = 0.5,
     batch: Annotated[int, typer.Option(help="Images at once.")] = 4,
     overlays: Annotated[bool, typer.Option(help="Draw a picture of each image.")] = True,
-    device: Device = "cpu",
+    device: Device = AUTO,
     skip_bad: SkipBad = False,
 ) -> None:
     """Masks for new images: OUT/predictions.json (COCO) and OUT/overlays/*.png."""

@@ -88,7 +88,8 @@ def learn(
         support.log.start(first)
     learner.train()
     joined, optimizer = party.joined(_Step(learner), optimizer)
-    for step in track(range(first, steps), doing):
+    left = range(first, steps)
+    for step in track(left, doing) if party.is_first else left:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             progress = part[0] + (part[1] - part[0]) * (step + 0.5) / steps
             group["lr"] = rate * rate_share(progress)

@@ -104,7 +104,7 @@ def voc_cpu(classes: Classes) -> Config:
 
 
 def voc_r50(classes: Classes) -> Config:
-    """The paper's setting for tags: ResNet-50, K = 10, gamma .5, epsilon 1, four rounds."""
+    """The paper's setting for tags: ResNet-50, K = 10, gamma .5, |epsilon| 1, four rounds."""
     return _paper(classes, "resnet50")
 
 
