@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from annocoin import load_evaluation
+from annocoin import load_evaluation, load_labelled, write_dataset
+from annocoin.data.images import read_image
+from end_to_end.quick import QUICK
 
 Run = Callable[..., Any]
 
@@ -314,15 +316,19 @@ def test_when_nothing_is_left_the_reason_is_told(annocoin: Run, voc: Path, resul
 
 
 def test_the_code_of_the_readme_runs(
-    voc: Path, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a preset that takes seconds, on a folder with images and tags."""
     readme = Path(__file__).parent.parent / "README.md"
     code = readme.read_text().split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(voc.parent)
-    (voc.parent / "VOCdevkit").mkdir()
-    (voc.parent / "VOCdevkit" / "VOC2012").symlink_to(voc)
-    entries = json.loads(results.read_text())
-    names = (voc / "ImageSets" / "Segmentation" / "val.txt").read_text().split()
-    results.write_text(json.dumps([e for e in entries if e["image_id"] in names]))
-    exec(code, {})
-    assert "0.5: 1.0" in capsys.readouterr().out
+    assert '"voc-cpu"' in code
+    code = code.replace('"voc-cpu"', '"synthetic", changes=QUICK, jobs=1')
+    monkeypatch.chdir(tmp_path)
+    write_dataset(load_labelled(scenes), tmp_path / "photos", "folder")
+    image = read_image(next((scenes / "JPEGImages").iterdir()))
+    variables = {"__name__": "__main__", "QUICK": QUICK, "image": image}
+    exec(code, variables)
+    masks = json.loads((tmp_path / "masks.json").read_text())["annotations"]
+    assert masks
+    assert all(0 <= mask["confidence"] <= 1 for mask in masks)
+    assert variables["found"][0].size == image.shape[:2]  # type: ignore[index]

@@ -6,7 +6,6 @@ import torch
 
 from annocoin.errors import InputError
 
-
 AUTO = "auto"
 
 
