@@ -52,8 +52,8 @@ def synthetic(classes: Classes) -> Config:
             ),
             PredictionOptions(
                 losses=LossOptions(anchors=64, rois=32, entropy=0.0),
-                steps=300,
-                final_steps=300,
+                steps=220,
+                final_steps=260,
                 batch=4,
                 rate=1e-3,
                 body_rate=1.0,
