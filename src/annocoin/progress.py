@@ -61,12 +61,18 @@ def _tracked(items: Items[T], doing: str, progress: Progress) -> Iterator[T]:
 
 
 def _announced(items: Items[T], doing: str) -> Iterator[T]:
+    """Yield the items; print once how long all will take, judged by those after the first.
+
+    The first one waits for processes and networks to start.
+    """
     started, said = time.monotonic(), False
     for done, item in enumerate(items):
+        if done == 1:
+            started = time.monotonic()
         spent = time.monotonic() - started
-        if not said and done >= FIRST and spent > PATIENCE:
+        if not said and done > FIRST and spent > PATIENCE:
             said = True
-            minutes = spent / done * len(items) / 60
+            minutes = spent / (done - 1) * len(items) / 60
             if minutes > 1:
                 print(f"{doing}: {len(items)} to do, about {minutes:.0f} min", file=sys.stderr)
         yield item
