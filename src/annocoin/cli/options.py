@@ -9,7 +9,7 @@ from typing import Annotated, cast
 import typer
 
 from annocoin.data import loading
-from annocoin.data.dataset import LabelledImages
+from annocoin.data.dataset import LabelledImages, Supervision, WeakDataset
 from annocoin.data.loading import DatasetKind
 from annocoin.errors import InputError, Problems
 
@@ -28,12 +28,39 @@ KindOption = Annotated[
 Images = Annotated[Path | None, typer.Option(help="Folder of the images of a COCO file.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad items out and report them.")]
 
+SupervisionOption = Annotated[
+    str,
+    typer.Option(
+        "--supervision",
+        metavar="image|box|point|mixed|mask",
+        help="What may be seen; mask is full supervision, the upper bound.",
+    ),
+]
+
 
 def load(
     path: Path, split: str | None, kind: str | None, images: Path | None, problems: Problems
 ) -> LabelledImages:
     return loading.load_labelled(
         path, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
+    )
+
+
+def load_weak(
+    path: Path,
+    supervision: str,
+    split: str | None,
+    kind: str | None,
+    images: Path | None,
+    problems: Problems,
+) -> WeakDataset:
+    return loading.load_weak(
+        path,
+        cast(Supervision, supervision),
+        split=split,
+        kind=cast(DatasetKind | None, kind),
+        images=images,
+        problems=problems,
     )
 
 

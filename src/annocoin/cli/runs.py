@@ -11,10 +11,17 @@ import typer
 
 from annocoin import atomic, workflow
 from annocoin.cli import options
-from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, report
-from annocoin.data import load_evaluation, load_weak, write_dataset
+from annocoin.cli.options import (
+    Dataset,
+    Images,
+    KindOption,
+    SkipBad,
+    Split,
+    SupervisionOption,
+    report,
+)
+from annocoin.data import load_evaluation, write_dataset
 from annocoin.data.conversion import Format
-from annocoin.data.dataset import Supervision
 from annocoin.data.images import read_image
 from annocoin.data.loading import DatasetKind
 from annocoin.devices import AUTO, open_device
@@ -32,14 +39,6 @@ FOR_GPUS = ("voc-r50", "voc-r101")
 FORMATS = ("coco", "voc", "yolo", "labelme")
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="What `annocoin train` made.")]
-SupervisionOption = Annotated[
-    str,
-    typer.Option(
-        "--supervision",
-        metavar="image|box|point|mixed|mask",
-        help="What may be seen; mask is full supervision, the upper bound.",
-    ),
-]
 RegionsOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Use what `annocoin regions` made.")
 ]
@@ -97,14 +96,7 @@ def train_command(
     check_choice("preset", preset, PRESETS)
     atomic.refuse_input(out, dataset)
     changes = options.assignments(assignments or [])
-    weak = load_weak(
-        dataset,
-        cast(Supervision, supervision),
-        split=split,
-        kind=cast(DatasetKind | None, kind),
-        images=images,
-        problems=problems,
-    )
+    weak = options.load_weak(dataset, supervision, split, kind, images, problems)
     if limit is not None:
         check_positive("--limit", limit)
         weak = replace(weak, images=weak.images[:limit])
@@ -168,17 +160,9 @@ def label_command(
     if to != "coco":
         _check_new(out)
     trained = workflow.TrainedRun(run)
-    weak = load_weak(
-        dataset,
-        cast(Supervision, supervision),
-        split=split,
-        kind=cast(DatasetKind | None, kind),
-        images=images,
-        problems=problems,
-    )
     found = workflow.label(
         trained,
-        weak,
+        options.load_weak(dataset, supervision, split, kind, images, problems),
         given=_given(regions, seeds, classifier),
         jobs=jobs,
         device=str(open_device(device)),

@@ -8,10 +8,17 @@ from typing import Annotated, Any, cast
 import typer
 
 from annocoin.cli.groups import DatasetFirst
-from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, report
+from annocoin.cli.options import (
+    Dataset,
+    Images,
+    KindOption,
+    SkipBad,
+    Split,
+    SupervisionOption,
+    load_weak,
+    report,
+)
 from annocoin.data import write_predictions
-from annocoin.data.dataset import Supervision, WeakDataset
-from annocoin.data.loading import DatasetKind, load_weak
 from annocoin.errors import InputError, Problems, check_positive
 from annocoin.regions import RegionFolder
 from annocoin.report import overlay
@@ -28,9 +35,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 Regions = Annotated[Path, typer.Option(metavar="DIR", help="What `annocoin regions` made.")]
-SupervisionOption = Annotated[
-    str, typer.Option("--supervision", metavar="image|box|point|mixed", help="What may be seen.")
-]
 
 
 @app.command("make")
@@ -83,10 +87,10 @@ def make_command(
     The word `make` may be left out. Interrupted, the same command goes on where it was.
     """
     problems = Problems(skip_bad)
-    weak = _load(dataset, supervision, split, kind, images, problems)
+    weak = load_weak(dataset, supervision, split, kind, images, problems)
     validation = None
     if validation_split is not None:
-        validation = _load(dataset, "image", validation_split, kind, images, problems)
+        validation = load_weak(dataset, "image", validation_split, kind, images, problems)
     changes = {
         "backbone_weights": backbone_weights,
         "stride_in_1x1": stride_in_1x1 or None,
@@ -148,7 +152,7 @@ def show_command(
     """Draw peaks, their responses and the retrieved regions, an image a row."""
     check_positive("--count", count)
     problems = Problems(skip_bad)
-    weak = _load(dataset, supervision, split, kind, images, problems)
+    weak = load_weak(dataset, supervision, split, kind, images, problems)
     folder, region_folder = SeedFolder(seeds), RegionFolder(regions)
     if folder.made.get("supervision") != supervision:
         raise InputError(
@@ -169,24 +173,6 @@ def show_command(
     overlay.save(overlay.sheet(rows, 1), out)
     print(f"{out}: {len(rows)} images")
     report(problems)
-
-
-def _load(
-    path: Path,
-    supervision: str,
-    split: str | None,
-    kind: str | None,
-    images: Path | None,
-    problems: Problems,
-) -> WeakDataset:
-    return load_weak(
-        path,
-        cast(Supervision, supervision),
-        split=split,
-        kind=cast(DatasetKind | None, kind),
-        images=images,
-        problems=problems,
-    )
 
 
 def _print_epoch(figures: dict[str, Any]) -> None:
