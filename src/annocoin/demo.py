@@ -63,7 +63,7 @@ WAYS = (
 def run_demo(
     out: Path,
     *,
-    images: int = 300,
+    images: int = 280,
     seed: int = 0,
     changes: Mapping[str, str] | None = None,
 ) -> None:

@@ -37,7 +37,7 @@ INTERRUPTED = 130
 @app.command("demo")
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder for what it makes.")] = Path("runs/demo"),
-    images: Annotated[int, typer.Option(help="How many scenes.")] = 300,
+    images: Annotated[int, typer.Option(help="How many scenes.")] = 280,
     seed: Annotated[int, typer.Option(help="Of everything random in the training.")] = 0,
     assignments: Annotated[
         list[str] | None,

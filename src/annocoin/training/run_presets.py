@@ -25,13 +25,13 @@ def synthetic(classes: Classes) -> Config:
     """Small images, small networks that bring their weights: minutes on two cores."""
     return Config(
         regions=RegionOptions(),
-        classifier=options_for("tiny"),
+        classifier=options_for("tiny", epochs=15),
         seeds=SeedOptions(),
         conditional=ConditionalPreset(
             conditional.Architecture(classes, "tiny", size=160),
             ConditionalOptions(
                 scoring=ScoringOptions(prior=0.0, sharpness=0.5),
-                initial_steps=200,
+                initial_steps=160,
                 steps=40,
                 samples=6,
             ),
