@@ -230,10 +230,9 @@ def predict_dataset(
 def _renamed(found: Instances, known: Sequence[str], wanted: Sequence[str]) -> Instances:
     """Instances with the numbers that their classes have in another list."""
     names = [known[label - 1] for label in found.labels.tolist()]
-    kept = found[[place for place, name in enumerate(names) if name in wanted]]
-    kept.labels = kept.labels.new_tensor(
-        [wanted.index(name) + 1 for name in names if name in wanted]
-    )
+    places = [place for place, name in enumerate(names) if name in wanted]
+    kept = found[places]
+    kept.labels = kept.labels.new_tensor([wanted.index(names[place]) + 1 for place in places])
     return kept
 
 

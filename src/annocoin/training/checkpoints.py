@@ -42,13 +42,12 @@ class Keeper:
                 f"{self.path}: no checkpoint of this training ({brief(str(error))}); delete it"
             ) from None
 
-    def keep(self, step: int, net: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-        """Write the state after so many steps, if it is time to; says whether it did."""
+    def keep(self, step: int, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Write the state after so many steps, if it is time to."""
         if time.monotonic() - self._kept < self.every:
-            return False
+            return
         content = io.BytesIO()
         state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, content)
         atomic.write_bytes(self.path, content.getvalue())
         self._kept = time.monotonic()
-        return True

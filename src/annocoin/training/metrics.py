@@ -53,7 +53,7 @@ class Metrics:
         if self._file is not None:
             raise ValueError("a stage's metrics start once")
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
-        kept = [line for line in lines if _step(line) is not None and _step(line) <= step]  # type: ignore[operator]
+        kept = [line for line in lines if 0 < _step(line) <= step]
         atomic.write_bytes(self.path, b"".join(line + b"\n" for line in kept))
         self._file = self.path.open("a", encoding="utf-8")
         if self.events is not None:
@@ -81,9 +81,9 @@ class Metrics:
         self._file = self._writer = None
 
 
-def _step(line: bytes) -> int | None:
-    """The step of a line; None of one that was cut off."""
+def _step(line: bytes) -> int:
+    """The step of a line, from 1; 0 of one that was cut off."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return None
+        return 0

@@ -39,6 +39,7 @@ COSTS = "costs.json"
 STAGES = "stages"
 EVENTS = "tensorboard"
 DONE = "done.json"
+CHECKPOINT = "checkpoint.pt"
 LOCK = ".lock"
 PUBLISHED = ("prediction.safetensors", "conditional.safetensors", "classifier.safetensors")
 
@@ -117,7 +118,7 @@ class Run:
                 seconds = round(time.monotonic() - started, 1)
                 record = {"stage": stage.name, "seconds": seconds, **(figures or {})}
                 atomic.write_json(stage.folder / DONE, record, indent=1)
-                (stage.folder / "checkpoint.pt").unlink(missing_ok=True)
+                (stage.folder / CHECKPOINT).unlink(missing_ok=True)
                 shown = "".join(f", {k} {v:.3g}" for k, v in (figures or {}).items())
                 self.say(f"{stage.name}: {seconds:.0f} s{shown}")
                 self._gather_metrics()
@@ -128,7 +129,7 @@ class Run:
         events = self.path / EVENTS / stage.folder.name
         return Support(
             self.party,
-            Keeper(stage.folder / "checkpoint.pt", self.every),
+            Keeper(stage.folder / CHECKPOINT, self.every),
             Metrics(stage.folder / METRICS, events),
         )
 
