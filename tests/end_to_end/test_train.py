@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 import torch
 
 from annocoin import InputError, load_evaluation, load_labelled, load_weak, workflow
+from annocoin.data.dataset import weak_dataset
 from annocoin.prediction import read_prediction
+from annocoin.seeds import read_classifier
 from annocoin.training.config import read_config
+from annocoin.training.rounds import Given
 from annocoin.workflow import TrainedRun
 from end_to_end.quick import QUICK, WORDS
 
@@ -48,6 +52,7 @@ def test_a_run_holds_what_it_should(runs: dict[str, Path], supervision: str) -> 
     stages = [own["stage"] for own in json.loads((run / "run.json").read_text())["stages"]]
     assert stages == [
         "dataset",
+        "classifier",
         "regions",
         "seeds",
         "conditional",
@@ -79,6 +84,43 @@ def test_full_supervision_needs_only_the_prediction_network(runs: dict[str, Path
     listed = json.loads((runs["mask"] / "run.json").read_text())["stages"]
     assert [own["stage"] for own in listed] == ["dataset", "prediction"]
     assert len(metrics(runs["mask"])) == 8, "as many steps as all rounds together"
+
+
+def test_networks_start_from_the_classifier(scenes: Path, tmp_path: Path) -> None:
+    changes = {
+        **QUICK,
+        "classifier.backbone": "mobilenet_v2",
+        "classifier.backbone_weights": "none",
+        "prediction.architecture.backbone": "mobilenet_v2",
+        "prediction.weights": "classifier",
+        "prediction.learning.frozen": "6",
+    }
+    weak = load_weak(scenes, "mask", split="train")
+    run = workflow.train(weak, tmp_path / "a", "synthetic", changes=changes, say=lambda _: None)
+    listed = json.loads((run.path / "run.json").read_text())["stages"]
+    assert [own["stage"] for own in listed] == ["dataset", "classifier", "prediction"]
+    classifier = read_classifier(run.path / "classifier.safetensors")
+    net, _ = read_prediction(run.path / "prediction.safetensors")
+    learned, kept = net.backbone.body, classifier.trunk
+    assert torch.equal(learned["5"].conv[0][0].weight, kept[5].conv[0][0].weight)
+    assert not torch.equal(learned["12"].conv[0][0].weight, kept[12].conv[0][0].weight)
+    given = Given(classifier=run.path / "classifier.safetensors")
+    again = workflow.train(
+        weak, tmp_path / "b", "synthetic", changes=changes, given=given, say=lambda _: None
+    )
+    same, _ = read_prediction(again.path / "prediction.safetensors")
+    assert all(value.equal(net.state_dict()[name]) for name, value in same.state_dict().items())
+
+
+def test_a_box_without_a_mask_is_left_out_of_full_supervision(scenes: Path) -> None:
+    labelled = load_evaluation(scenes, split="train").labelled
+    image = next(own for own in labelled if len(own.annotation) > 1)
+    first, *rest = image.annotation
+    marks = (replace(first, mask=None, box=(0.0, 0.0, 9.0, 9.0)), *rest)
+    partly = replace(image, annotation=replace(image.annotation, marks=marks))
+    dataset = weak_dataset(replace(labelled, images=(partly,), splits={}), "mask")
+    assert [mark.label for mark in dataset.images[0].annotation] == [m.label for m in rest]
+    assert dataset.fully_masked
 
 
 def test_done_stages_are_not_done_again(
@@ -210,7 +252,7 @@ def test_bad_input_is_one_line(
         "exists already": ("predict", run, scenes / "JPEGImages", "--out", tmp_path / "mine"),
         "expected 0 to 1": ("predict", run, scenes / "JPEGImages", "--out", new, "--score", 2),
         "no conditional network": ("label", runs["mask"], scenes, "--out", tmp_path / "a.json"),
-        "without a mask": ("train", tmp_path / "boxes", "--out", new, "--supervision", "mask"),
+        "none with a mask": ("train", tmp_path / "boxes", "--out", new, "--supervision", "mask"),
         "ends in .json": ("label", run, scenes, "--split", "train", "--out", new),
     }
     for words, command in cases.items():

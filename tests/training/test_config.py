@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from annocoin import InputError
-from annocoin.training.config import Config, changed, read_config, with_weights
+from annocoin.training.config import (
+    FROM_CLASSIFIER,
+    Config,
+    changed,
+    read_config,
+    with_classifier,
+    with_weights,
+)
 from annocoin.training.run_presets import PRESETS, run_preset
 
 CLASSES = ("cat", "dog")
@@ -104,8 +111,8 @@ def test_weights_are_found_by_their_names(tmp_path: Path) -> None:
     assert config.classifier.backbone_weights == str(tmp_path / "resnet50-stride1x1.pth")
     assert config.classifier.stride_in_1x1
     assert config.conditional.weights == str(tmp_path / "mobilenet_v2-b0.pth")
-    assert config.prediction.weights == str(tmp_path / "mobilenet_v2-b0.pth")
-    assert not config.prediction.architecture.stride_in_1x1
+    assert config.prediction.weights == FROM_CLASSIFIER
+    assert config.prediction.architecture.stride_in_1x1
     with pytest.raises(InputError, match="no such folder"):
         with_weights(config, tmp_path / "none")
 
@@ -121,3 +128,30 @@ def test_every_preset_is_a_plain_config() -> None:
     assert all(isinstance(run_preset(name, CLASSES), Config) for name in PRESETS)
     with pytest.raises(InputError, match="expected one of synthetic"):
         run_preset("magic", CLASSES)
+
+
+def test_networks_that_start_from_the_classifier_have_its_backbone(tmp_path: Path) -> None:
+    config = run_preset("voc-cpu", CLASSES)
+    assert config.prediction.weights == FROM_CLASSIFIER
+    assert config.from_classifier
+    with pytest.raises(InputError, match=r"resnet50.*resnet101.*expected the same"):
+        changed(config, {"prediction.architecture.backbone": "resnet101"})
+    older = with_classifier(config, "resnet50", stride_in_1x1=True)
+    assert older.prediction.architecture.stride_in_1x1
+    assert older.classifier.stride_in_1x1
+    assert not older.conditional.architecture.stride_in_1x1  # that starts elsewhere
+    with pytest.raises(InputError, match="tiny"):
+        with_classifier(config, "tiny", stride_in_1x1=False)
+    (tmp_path / "resnet50-stride1x1.pth").touch()
+    files = with_weights(config, tmp_path)
+    assert files.prediction.weights == FROM_CLASSIFIER
+    assert files.prediction.architecture.stride_in_1x1
+
+
+def test_the_conditional_network_may_start_from_the_classifier_too() -> None:
+    config = changed(
+        run_preset("voc-cpu", CLASSES), {"conditional.architecture.trunk": "unet-resnet50"}
+    )
+    config = changed(config, {"conditional.weights": "classifier", "prediction.weights": "none"})
+    assert config.from_classifier
+    assert not dataclasses.replace(config, rounds=0).from_classifier

@@ -97,7 +97,7 @@ class EncoderUNet(nn.Module):
 
     def _load(self, path: Path, encoder: str) -> None:
         own = self.encoder.state_dict()
-        state = {key: value.float() for key, value in read_weights(path).items() if key in own}
+        state = {key: value.float() for key, value in read_weights(path, own).items() if key in own}
         lacking = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
         if lacking:
             raise InputError(f"{path}: not weights of {encoder}: without {lacking[0]!r}")

@@ -264,15 +264,14 @@ def weak_dataset(
     for image in labelled:
         with problems.caught():
             annotation = weaken(image.annotation, supervision)
+            if len(image.annotation) and not len(annotation):
+                raise InputError(
+                    f"{labelled.source}: image {image.image_id!r} has labels but none with a mask; "
+                    "use --supervision mixed"
+                )
             images.append(
                 WeakImage(image.image_id, image.image_path(), annotation, image.file_name)
             )
-    if supervision == "mask":
-        for mark in (mark for image in images for mark in image.annotation):
-            if mark.mask is None:
-                raise InputError(
-                    f"{labelled.source}: a {mark.kind} without a mask; use --supervision mixed"
-                )
     wanted = {"box": "boxes", "point": "points"}.get(supervision)
     if wanted and not any(supervision in image.annotation.kinds for image in images):
         raise InputError(f"{labelled.source}: no {wanted} in it; use --supervision image, or mixed")
@@ -283,12 +282,15 @@ def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
     """Keep only what the supervision allows.
 
     image: each class once. box: boxes (of a mask, its tight box). point: points (of a mask, the
-    point deepest inside). mixed and mask: every mark as it is. A mark that cannot say what is asked
-    for, and a crowd, which is no single object, becomes a tag.
+    point deepest inside). A mark that cannot say what is asked for, and a crowd, which is no single
+    object, becomes a tag. mixed: every mark as it is. mask: those with masks, as in evaluation.
     """
     check_choice("supervision", supervision, get_args(Supervision))
-    if supervision in ("mixed", "mask"):
+    if supervision == "mixed":
         return annotation
+    if supervision == "mask":
+        masked = tuple(mark for mark in annotation if mark.mask is not None)
+        return replace(annotation, marks=masked)
     if supervision == "image":
         tags = tuple(Mark(label) for label in annotation.distinct_labels)
         return Annotation(annotation.size, tags)

@@ -36,6 +36,8 @@ class LossOptions:
         anchors, rois: how many an image, at most.
         positive_anchors, positive_rois: the most of them with an instance, as a share.
         entropy: the weight of the entropy, 1 - gamma; 0 leaves it out (PW_p).
+        mask: the weight of the masks' losses beside the others. In a short training features serve
+            classes and boxes first; with more weight masks catch up.
         shared_masks: one mask for all classes; see `share_masks`.
     """
 
@@ -44,6 +46,7 @@ class LossOptions:
     rois: int = 512
     positive_rois: float = 0.25
     entropy: float = 0.5
+    mask: float = 1.0
     shared_masks: bool = False
 
     def __post_init__(self) -> None:
@@ -52,6 +55,8 @@ class LossOptions:
         for name in ("positive_anchors", "positive_rois", "entropy"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} {getattr(self, name)}; expected 0 to 1")
+        if self.mask < 0:
+            raise InputError(f"mask {self.mask}; expected 0 or more")
 
 
 class SoftLosses(nn.Module):
@@ -230,11 +235,11 @@ class SoftLosses(nn.Module):
         row, label, goal, weight = map(torch.cat, (rows, labels, goals, weights))
         logits = _logits(hidden, row, label, mask_layer(self.net), self.options.shared_masks)
         each = F.binary_cross_entropy_with_logits(logits, goal, reduction="none").mean(dim=(1, 2))
-        losses = {"mask": (weight * each).sum()}
+        losses = {"mask": self.options.mask * (weight * each).sum()}
         if self.options.entropy:
             entropy = F.softplus(logits) - logits.sigmoid() * logits
             mean = (weight * entropy.mean(dim=(1, 2))).sum()
-            losses["mask entropy"] = -self.options.entropy * mean
+            losses["mask entropy"] = -self.options.mask * self.options.entropy * mean
         return losses
 
 

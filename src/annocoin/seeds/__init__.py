@@ -6,7 +6,7 @@ from annocoin.seeds.classifier_file import read_classifier, write_classifier
 from annocoin.seeds.classifier_training import ClassifierOptions, predict_tags, train_classifier
 from annocoin.seeds.collection import SeedFolder
 from annocoin.seeds.filtering import worth_keeping
-from annocoin.seeds.making import first_labels, make_seeds
+from annocoin.seeds.making import first_labels, make_classifier, make_seeds
 from annocoin.seeds.retrieval import Retrieved, retrieve
 from annocoin.seeds.seed_set import Seeds
 from annocoin.seeds.seeder import Seeder, SeedOptions
@@ -23,6 +23,7 @@ __all__ = [
     "Seeder",
     "Seeds",
     "first_labels",
+    "make_classifier",
     "make_seeds",
     "predict_tags",
     "read_classifier",

@@ -7,6 +7,7 @@ first of them can be kept from learning.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ TINY_CHANNELS = 32
 IMAGENET = "imagenet"
 SCRATCH = "none"
 
+FEATURES = "features"
+"""What torchvision calls the trunks of networks other than ResNets."""
+
+OURS = "trunk."
+"""What the names of a trunk's weights begin with in a classifier's file."""
+
 
 def build_trunk(
     name: str, weights: str | Path = IMAGENET, *, stride_in_1x1: bool = False
@@ -36,7 +43,7 @@ def build_trunk(
             "resnet101", "mobilenet_v2", ...), or "tiny".
         weights: "imagenet" takes torchvision's own, which may be downloaded ("tiny" brings its
             own); "none" starts from random numbers; else a file, .pth or .safetensors, of the whole
-            network's state dict.
+            network's state dict, or one of our own classifiers with such a trunk.
         stride_in_1x1: ResNets that halve the resolution in the first 1x1 convolution of a stage,
             as the original ones did; torchvision's do it in the 3x3. The weights do not tell.
     """
@@ -85,7 +92,7 @@ def _network(name: str, pretrained: bool) -> nn.Module:
 
 def _load(net: nn.Module, path: Path, name: str) -> None:
     """Load a state dict of the whole network, or of all but its last layer."""
-    state = read_weights(path)
+    state = read_weights(path, net.state_dict())
     head = {key for key in net.state_dict() if key.startswith(("fc.", "classifier."))}
     optional = head | {key for key in net.state_dict() if key.endswith("num_batches_tracked")}
     kept = {key: value.float() for key, value in state.items() if key not in head}
@@ -99,8 +106,12 @@ def _load(net: nn.Module, path: Path, name: str) -> None:
         raise InputError(f"{path}: not weights of {name}: {found}")
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The state dict in a .pth or .safetensors file; no code in it is run."""
+def read_weights(path: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """The state dict in a .pth or .safetensors file; no code in it is run.
+
+    Args:
+        names: those of the network's weights. In a classifier of ours the trunk's begin otherwise.
+    """
     if not path.is_file():
         raise InputError(f"{path}: no such file of backbone weights")
     try:
@@ -113,7 +124,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path}: no weights that can be read ({brief(str(error))})") from None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise InputError(f"{path}: expected a state dict, names and tensors")
-    return state
+    ours = {key.removeprefix(OURS): v for key, v in state.items() if key.startswith(OURS)}
+    if ours and not any(key in names for key in ours):
+        return {f"{FEATURES}.{key}": value for key, value in ours.items()}
+    return ours or state
 
 
 def move_strides(net: nn.Module, name: str) -> None:
@@ -126,7 +140,7 @@ def move_strides(net: nn.Module, name: str) -> None:
 
 
 def _without_head(net: nn.Module, name: str) -> nn.Sequential:
-    features = getattr(net, "features", None)
+    features = getattr(net, FEATURES, None)
     if isinstance(features, nn.Sequential):
         return features
     parts = OrderedDict(net.named_children())

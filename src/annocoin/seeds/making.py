@@ -70,7 +70,7 @@ def make_seeds(
     usable = _with_regions(dataset, regions, problems)
     classifier = classifier or ClassifierOptions()
     if not isinstance(classifier, ClassifierOptions):
-        _check_classes(classifier, usable.classes)
+        check_classes(classifier, usable.classes)
     options = replace(options, size=options.size or _closer(classifier))
     made = {
         **asdict(options),
@@ -81,18 +81,45 @@ def make_seeds(
     with SeedFolder.writing(out, made, names, party) as files:
         if not isinstance(classifier, ClassifierOptions):
             file = Path(classifier)
-        elif party is None or party.is_first:
-            file = _trained(usable, classifier, out, validation, device, problems, log)
         else:
-            file = out / CLASSIFIER
-        if party is not None:
-            party.wait()
+            file = make_classifier(
+                usable,
+                out,
+                classifier,
+                validation=validation,
+                device=device,
+                problems=problems,
+                log=log,
+                party=party,
+            )
         own = usable.images if party is None else party.share(usable.images)
         tasks = [(image, files[image.image_id]) for image in own]
         todo = [(image, path) for image, path in tasks if not is_current(path, image.annotation)]
         start = partial(_Maker, file, options, device)
         work_through(todo, start, "seeds", jobs=jobs, problems=problems)
     return SeedFolder(out)
+
+
+def make_classifier(
+    dataset: WeakDataset,
+    out: Path,
+    options: ClassifierOptions,
+    *,
+    validation: WeakDataset | None = None,
+    device: str = "cpu",
+    problems: Problems | None = None,
+    log: Log | None = None,
+    party: Party | None = None,
+) -> Path:
+    """The file in `out` of a classifier trained in this way; the first process trains it.
+
+    Its training is kept after each epoch; the same call goes on, or finds it done.
+    """
+    if party is None or party.is_first:
+        _trained(dataset, options, out, validation, device, problems or Problems(), log)
+    if party is not None:
+        party.wait()
+    return out / CLASSIFIER
 
 
 def first_labels(
@@ -172,13 +199,13 @@ def _trained(
     device: str,
     problems: Problems,
     log: Log | None,
-) -> Path:
-    """The file of a classifier trained in this way; what is there already is used."""
+) -> None:
+    """Have the file of a classifier trained in this way; what is there already is used."""
     file, how = out / CLASSIFIER, how_trained(options, dataset)
     if file.is_file():
         check_made(file, how)
-        _check_classes(file, dataset.classes)
-        return file
+        check_classes(file, dataset.classes)
+        return
     figures = _lines(out / LOG)
 
     def note(of_epoch: dict[str, Any]) -> None:
@@ -199,7 +226,6 @@ def _trained(
     )
     write_classifier(file, net, how)
     (out / CHECKPOINT).unlink(missing_ok=True)
-    return file
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -209,7 +235,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _check_classes(classifier: str | Path, classes: tuple[str, ...]) -> None:
+def check_classes(classifier: str | Path, classes: tuple[str, ...]) -> None:
+    """Raise unless a file's classifier knows these classes."""
     found = read_classifier(classifier).architecture.classes
     if found != classes:
         raise InputError(

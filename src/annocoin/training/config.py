@@ -22,6 +22,9 @@ from annocoin.seeds.classifier_training import ClassifierOptions
 from annocoin.training.prediction_options import PredictionOptions
 from annocoin.training.presets import ConditionalPreset
 
+FROM_CLASSIFIER = "classifier"
+"""Weights of a network whose backbone starts from the trunk of the run's own classifier."""
+
 T = TypeVar("T")
 
 
@@ -32,7 +35,8 @@ class PredictionPreset:
     Args:
         architecture: what it is.
         learning: how it is trained.
-        weights: of its backbone at the start, see `annocoin.seeds.backbones.build_trunk`.
+        weights: of its backbone at the start, see `annocoin.seeds.backbones.build_trunk`; or
+            "classifier", the run's own: its features know the classes already.
     """
 
     architecture: Architecture
@@ -63,6 +67,30 @@ class Config:
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.seed < 0:
             raise InputError(f"rounds {self.rounds}, seed {self.seed}; expected 0 or more")
+        own = (self.classifier.backbone, self.classifier.stride_in_1x1)
+        for name, (weights, backbone) in self._backbones().items():
+            if weights == FROM_CLASSIFIER and backbone != own:
+                raise InputError(
+                    f"{name}.weights {FROM_CLASSIFIER}: the classifier is a {_named(*own)}, the "
+                    f"{name} network's backbone a {_named(*backbone)}; expected the same"
+                )
+
+    def _backbones(self) -> dict[str, tuple[str, tuple[str, bool]]]:
+        """The two networks' first weights, their backbones, and whether those stride in 1x1."""
+        a, b = self.conditional, self.prediction
+        trunk = a.architecture.trunk.removeprefix("unet-")
+        return {
+            "conditional": (a.weights, (trunk, a.architecture.stride_in_1x1)),
+            "prediction": (b.weights, (b.architecture.backbone, b.architecture.stride_in_1x1)),
+        }
+
+    @property
+    def from_classifier(self) -> bool:
+        """Whether a network that is trained starts from the classifier."""
+        return FROM_CLASSIFIER in (
+            self.prediction.weights,
+            self.conditional.weights if self.rounds else None,
+        )
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -125,17 +153,39 @@ def with_weights(config: Config, folder: Path) -> Config:
 
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder of backbone weights")
-    if given := file_of(config.classifier.backbone):
-        classifier = replace(config.classifier, backbone_weights=given[0], stride_in_1x1=given[1])
-        config = replace(config, classifier=classifier)
-    conditional, prediction = config.conditional, config.prediction
+    classifier, conditional, prediction = config.classifier, config.conditional, config.prediction
+    if given := file_of(classifier.backbone):
+        classifier = replace(classifier, backbone_weights=given[0], stride_in_1x1=given[1])
     if given := file_of(conditional.architecture.trunk.removeprefix("unet-")):
         architecture = replace(conditional.architecture, stride_in_1x1=given[1])
-        conditional = replace(conditional, architecture=architecture, weights=given[0])
+        weights = _unless_from_classifier(conditional.weights, given[0])
+        conditional = replace(conditional, architecture=architecture, weights=weights)
     if given := file_of(prediction.architecture.backbone):
         own = replace(prediction.architecture, stride_in_1x1=given[1])
-        prediction = replace(prediction, architecture=own, weights=given[0])
-    return replace(config, conditional=conditional, prediction=prediction)
+        weights = _unless_from_classifier(prediction.weights, given[0])
+        prediction = replace(prediction, architecture=own, weights=weights)
+    return replace(config, classifier=classifier, conditional=conditional, prediction=prediction)
+
+
+def with_classifier(config: Config, backbone: str, stride_in_1x1: bool) -> Config:
+    """The configuration for a classifier that is there already, whose backbone is this one."""
+    classifier = replace(config.classifier, backbone=backbone, stride_in_1x1=stride_in_1x1)
+    conditional, prediction = config.conditional, config.prediction
+    if conditional.weights == FROM_CLASSIFIER:
+        own = replace(conditional.architecture, stride_in_1x1=stride_in_1x1)
+        conditional = replace(conditional, architecture=own)
+    if prediction.weights == FROM_CLASSIFIER:
+        architecture = replace(prediction.architecture, stride_in_1x1=stride_in_1x1)
+        prediction = replace(prediction, architecture=architecture)
+    return replace(config, classifier=classifier, conditional=conditional, prediction=prediction)
+
+
+def _unless_from_classifier(weights: str, file: str) -> str:
+    return weights if weights == FROM_CLASSIFIER else file
+
+
+def _named(backbone: str, stride_in_1x1: bool) -> str:
+    return f"{backbone}, strides in 1x1" if stride_in_1x1 else backbone
 
 
 def changed(config: Config, assignments: Mapping[str, str]) -> Config:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from annocoin.data.dataset import WeakDataset
 from annocoin.training.config import Config
 
 
-def plan(config: Config, dataset: WeakDataset, *, regions: bool, seeds: bool) -> list[str]:
+def plan(config: Config, dataset: WeakDataset, given: Collection[str] = ()) -> list[str]:
     """The stages and their sizes.
 
     Args:
-        regions, seeds: whether they have to be made.
+        given: what need not be made of "regions", "classifier" and "seeds".
     """
     images, learning = len(dataset), config.prediction.learning
     size, backbone = config.prediction.architecture.size, config.prediction.architecture.backbone
@@ -20,14 +22,17 @@ def plan(config: Config, dataset: WeakDataset, *, regions: bool, seeds: bool) ->
         lines.append(f"  {stage:12s} {work}")
 
     network = f"Mask R-CNN, {backbone} at {size} pixels"
+    makes_seeds = "seeds" not in given and not dataset.fully_masked
+    if (makes_seeds or config.from_classifier) and "classifier" not in given:
+        classifier = config.classifier
+        add("classifier", f"{classifier.backbone}: {classifier.epochs} epochs of {images} images")
     if dataset.fully_masked:
         add("prediction", f"{network}: {config.prediction_steps} steps of {learning.batch} images")
         return lines
-    if regions:
+    if "regions" not in given:
         add("regions", f"of {images} images")
-    if seeds:
-        classifier = config.classifier
-        add("seeds", f"{classifier.backbone}: {classifier.epochs} epochs; {images} images")
+    if makes_seeds:
+        add("seeds", f"of {images} images")
     if config.rounds == 0:
         add("labels", f"regions retrieved for the seeds of {images} images")
         add("prediction", f"{network}: {config.prediction_steps} steps of {learning.batch} images")

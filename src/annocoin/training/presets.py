@@ -36,7 +36,8 @@ class ConditionalPreset:
         learning: how it is scored and trained.
         best: how many of the most object-like regions stay beside those that seeds touch.
         seeded: whether tags admit only regions that hold a peak of their class.
-        weights: of its trunk at the start, see `annocoin.conditional.trunks.build_trunk`.
+        weights: of its trunk at the start, see `annocoin.conditional.trunks.build_trunk`; in a run
+            also "classifier", the run's own.
     """
 
     architecture: Architecture

@@ -21,12 +21,12 @@ from annocoin.prediction import build_network, read_prediction, write_prediction
 from annocoin.randomness import seed_of
 from annocoin.regions import RegionFolder
 from annocoin.regions.making import make_regions
-from annocoin.seeds import SeedFolder, make_seeds
-from annocoin.seeds.making import CLASSIFIER
+from annocoin.seeds import SeedFolder, make_classifier, make_seeds, read_classifier
+from annocoin.seeds.making import CLASSIFIER, check_classes
 from annocoin.training.against import train_against
 from annocoin.training.cases import Case
 from annocoin.training.checkpoints import EVERY
-from annocoin.training.config import Config
+from annocoin.training.config import FROM_CLASSIFIER, Config, with_classifier
 from annocoin.training.from_seeds import train_from_seeds
 from annocoin.training.labelling import Sources, draw_labels, judge_regions, retrieve_labels
 from annocoin.training.on_labels import train_prediction
@@ -54,12 +54,26 @@ class Given:
     seeds: SeedFolder | None = None
     classifier: Path | None = None
 
+    @property
+    def own_classifier(self) -> Path | None:
+        """The classifier that is given, by itself or with the seeds."""
+        beside = None if self.seeds is None else self.seeds.path / CLASSIFIER
+        if self.classifier is not None or beside is None or not beside.is_file():
+            return self.classifier
+        return beside
+
+    @property
+    def made(self) -> set[str]:
+        """The stages that have nothing to do."""
+        found = {"regions": self.regions, "seeds": self.seeds, "classifier": self.own_classifier}
+        return {name for name, own in found.items() if own is not None}
+
     def identity(self) -> dict[str, Any]:
         """What it is, for the keys of stages and folders."""
         return {
             "regions": None if self.regions is None else content_of(self.regions),
             "seeds": None if self.seeds is None else content_of(self.seeds),
-            "classifier": None if self.classifier is None else digest(self.classifier),
+            "classifier": None if self.own_classifier is None else digest(self.own_classifier),
         }
 
 
@@ -89,10 +103,14 @@ def train_run(
     if config.classes != dataset.classes:
         raise InputError("the configuration is of other classes than the dataset")
     config, party, given = config.seeded(), party or alone(), given or Given()
+    if given.own_classifier is not None:
+        check_classes(given.own_classifier, dataset.classes)
+        of_file = read_classifier(given.own_classifier).architecture
+        config = with_classifier(config, of_file.backbone, of_file.stride_in_1x1)
     if jobs is None and party.count > 1:
         jobs = party.jobs
     with open_run(out, config.to_json(), party, say=say, every=every) as run:
-        for line in plan(config, dataset, regions=given.regions is None, seeds=given.seeds is None):
+        for line in plan(config, dataset, given.made):
             run.say(line)
         work = _Rounds(run, dataset, config, given, measure, jobs, problems or Problems())
         final = work.all()
@@ -124,11 +142,13 @@ class _Rounds:
         self.sharing: dict[str, Any] = {"party": run.party, "jobs": jobs, "problems": problems}
         self.machine = {"processes": run.party.count, "precision": run.party.precision}
         self.prediction_steps = 0  # of stages before
+        self.classifier: Stage | None = None
         self.labels: Stage | None = None  # the last pseudo labels
 
     def all(self) -> Stage:
         data = self.run.stage("dataset", {"images": fingerprint(self.dataset)})
         whole = self.config.prediction_steps
+        self.classifier = self.make_classifier(data)
         if self.dataset.fully_masked:
             return self.prediction("prediction", data, _true_labels(self.dataset), whole)
         regions = self.make_regions(data)
@@ -156,6 +176,40 @@ class _Rounds:
         self.labels = self.samples("labels", conditional, self.tables("final tables", final))
         return final
 
+    def make_classifier(self, data: Stage) -> Stage | None:
+        """The classifier, made here or given; none where nobody asks for one."""
+        file = self.given.own_classifier
+        if file is not None:
+            stage = self.run.stage("classifier", {"given": digest(file)}, data)
+            self.run.publish(file, CLASSIFIER)
+            return stage
+        for_seeds = self.given.seeds is None and not self.dataset.fully_masked
+        if not for_seeds and not self.config.from_classifier:
+            return None
+        options = self.config.classifier
+        stage = self.run.stage("classifier", _by_content(asdict(options), "backbone_weights"), data)
+
+        def work() -> None:
+            make_classifier(
+                self.dataset,
+                stage.folder,
+                options,
+                device=str(self.run.party.device),
+                problems=self.sharing["problems"],
+                party=self.run.party,
+            )
+
+        self.run.do(stage, work)
+        self.run.publish(stage.folder / CLASSIFIER, CLASSIFIER)
+        return stage
+
+    def first_weights(self, said: str) -> tuple[str | Path, tuple[Stage, ...]]:
+        """What a network starts from, and the stage that made it."""
+        if said != FROM_CLASSIFIER:
+            return said, ()
+        assert self.classifier is not None
+        return self.run.path / CLASSIFIER, (self.classifier,)
+
     def make_regions(self, data: Stage) -> Stage:
         """Regions of every image, made here or given."""
         if self.given.regions is not None:
@@ -171,15 +225,13 @@ class _Rounds:
         return stage
 
     def make_seeds(self, regions: Stage) -> Stage:
-        """The classifier and the seeds of every image, made here or given."""
-        given = self.given.identity()
+        """The seeds of every image, made here or given."""
         if self.given.seeds is not None:
-            stage = self.run.stage("seeds", {"given": given["seeds"]}, regions)
+            stage = self.run.stage("seeds", {"given": content_of(self.given.seeds)}, regions)
             seeds = self.given.seeds
         else:
-            how = _by_content(asdict(self.config.classifier), "backbone_weights")
-            made = {**asdict(self.config.seeds), "classifier": given["classifier"] or how}
-            stage = self.run.stage("seeds", made, regions)
+            assert self.classifier is not None
+            stage = self.run.stage("seeds", asdict(self.config.seeds), regions, self.classifier)
 
             def work() -> None:
                 make_seeds(
@@ -187,16 +239,13 @@ class _Rounds:
                     self.regions,
                     stage.folder / FILES,
                     self.config.seeds,
-                    classifier=self.given.classifier or self.config.classifier,
+                    classifier=self.run.path / CLASSIFIER,
                     device=str(self.run.party.device),
                     **self.sharing,
                 )
 
             self.run.do(stage, work)
             seeds = SeedFolder(stage.folder / FILES)
-        classifier = self.given.classifier or seeds.path / CLASSIFIER
-        if classifier.is_file():
-            self.run.publish(classifier, CLASSIFIER)
         self.sources = Sources(self.dataset, self.regions, seeds)
         self.sources.check(self.sharing["problems"])
         return stage
@@ -215,12 +264,13 @@ class _Rounds:
         """The initial training of the conditional network."""
         preset = self.config.conditional
         made = {**_by_content(asdict(preset), "weights"), **self.machine}
-        stage = self.run.stage("conditional", made, seeds)
+        weights, makers = self.first_weights(preset.weights)
+        stage = self.run.stage("conditional", made, seeds, *makers)
 
         def work() -> None:
             with torch.random.fork_rng():
                 torch.manual_seed(seed_of(self.config.seed, "conditional weights"))
-                net = ConditionalNetwork(preset.architecture, preset.weights)
+                net = ConditionalNetwork(preset.architecture, weights)
             net.to(self.run.party.device)
             cases = preset.cases(self.dataset, self.regions, self.sources.seeds)
             train_from_seeds(net, cases, preset.learning, support=self.run.support(stage))
@@ -269,14 +319,15 @@ class _Rounds:
         learning = replace(preset.learning, steps=1, final_steps=1)  # said by `steps` and `part`
         made = _by_content(asdict(replace(preset, learning=learning)), "weights")
         made |= {"steps": steps, "part": part, **self.machine}
-        inputs = (before,) if earlier is None else (before, earlier)
+        weights, makers = self.first_weights(preset.weights)
+        inputs = (before, *makers) if earlier is None else (before, earlier)
         stage = self.run.stage(name, made, *inputs)
 
         def work() -> None:
             if earlier is None:
                 with torch.random.fork_rng():
                     torch.manual_seed(seed_of(self.config.seed, "prediction weights"))
-                    net = build_network(preset.architecture, preset.weights)
+                    net = build_network(preset.architecture, weights)
             else:
                 net, _ = read_prediction(earlier.folder / PREDICTION)
             net.to(self.run.party.device)
