@@ -20,10 +20,13 @@ from annocoin.objective.diversity import (
     self_diversity,
 )
 from annocoin.objective.task_loss import (
+    CLAMP,
     EVEN_CLAMP,
     PRESENT,
+    SHAPE,
     conditioned_loss_table,
     disagreement_table,
+    evened,
     prediction_loss_table,
 )
 
@@ -249,7 +252,8 @@ def test_the_conditioned_table_by_hand() -> None:
     table = conditioned_loss_table(chance.log(), masks, clamp=100.0, present=-100.0)
     for u in range(2):
         inside = chance[u, 1:] / chance[u, 1:].sum()
-        odds = (1 - chance[u, 0]) / chance[u, 0] * inside * 2 * torch.exp(-masks[u])
+        shape = (2 * torch.exp(-masks[u])) ** SHAPE
+        odds = (1 - chance[u, 0]) / chance[u, 0] * inside * shape
         together = 1 + odds.sum()
         assert torch.allclose(table[u], -torch.log(torch.cat([torch.ones(1), odds]) / together))
 
@@ -266,7 +270,11 @@ def test_a_class_that_is_named_is_somewhere() -> None:
     assert float(margins[0] - (plain[0, 0] - plain[0, 1])) == pytest.approx(float(shift), abs=1e-5)
     sure = torch.tensor([[0.001, 0.999], [0.999, 0.001]])
     spread = conditioned_loss_table(sure.log(), torch.full((2, 1), 0.4))
-    assert float((spread[:, 0] - spread[:, 1]).abs().max()) <= EVEN_CLAMP + 1e-5
+    assert float((spread[:, 0] - spread[:, 1]).abs().max()) <= CLAMP + 1e-5
+    even = evened(spread)
+    assert (even[:, 0] - even[:, 1]).tolist() == pytest.approx([EVEN_CLAMP, -EVEN_CLAMP], abs=1e-4)
+    assert torch.allclose(even.neg().exp().sum(dim=1), torch.ones(2))
+    assert torch.allclose(evened(table), table, atol=1e-5), "what is within the bound stays"
 
 
 def test_the_conditioned_table_of_nothing() -> None:

@@ -15,7 +15,14 @@ CLAMP = 6.0
 """Log losses above this count as this: what is nearly impossible must not outweigh all else."""
 
 EVEN_CLAMP = 3.0
-"""The same for log odds. With 6, what is surely background outweighs all objects in learning."""
+"""The same for log odds in learning. With 6, what is surely background outweighs all objects."""
+
+SHAPE = 6.0
+"""How much a mask's mean loss counts beside the log odds of a class.
+
+A mask is as many witnesses as it has pixels; that they agree with one another is why they do not
+count as 784. Counted once, they hardly tell a whole object from its parts.
+"""
 
 PRESENT = 1.0
 """The least log odds of the best region of a class that the annotation names."""
@@ -43,7 +50,8 @@ def conditioned_loss_table(
     class_log_probabilities: Tensor,
     mask_losses: Tensor,
     *,
-    clamp: float = EVEN_CLAMP,
+    shape: float = SHAPE,
+    clamp: float = CLAMP,
     present: float = PRESENT,
 ) -> Tensor:
     """The same given the classes that the annotation names: D [P, J+1].
@@ -53,7 +61,7 @@ def conditioned_loss_table(
     a region as far as it fits better than one that says nothing; and of every class that is named
     one object at least is there. With the log odds
 
-    m[u, j] = log (1 - p(0 | u)) / p(0 | u) + log p(j | u, one of J) + log 2 - mask loss
+    m[u, j] = log (1 - p(0 | u)) / p(0 | u) + log p(j | u, one of J) + shape (log 2 - mask loss)
 
     raised, for all regions alike, until the greatest of a class is `present`, and kept within
     `clamp`, D[u] = -log softmax(0, m[u, 1], .., m[u, J]).
@@ -64,10 +72,19 @@ def conditioned_loss_table(
     background = class_log_probabilities[:, 0].exp().clamp(1e-6, 1 - 1e-6)
     odds = torch.log1p(-background) - background.log()
     margins = odds[:, None] + class_log_probabilities[:, 1:].log_softmax(dim=1)
-    margins = margins + math.log(2) - mask_losses
+    margins = margins + shape * (math.log(2) - mask_losses)
     if margins.numel():
         margins = margins + (present - margins.amax(dim=0)).clamp(min=0)
-    margins = margins.clamp(-clamp, clamp)
+    return _of_margins(margins.clamp(-clamp, clamp))
+
+
+def evened(table: Tensor, clamp: float = EVEN_CLAMP) -> Tensor:
+    """A conditioned table with log odds kept within a smaller bound, for learning: [P, J+1]."""
+    return _of_margins((table[:, :1] - table[:, 1:]).clamp(-clamp, clamp))
+
+
+def _of_margins(margins: Tensor) -> Tensor:
+    """D[u] = -log softmax(0, m[u, 1], .., m[u, J])."""
     both = torch.cat([margins.new_zeros(len(margins), 1), margins], dim=1)
     return -both.log_softmax(dim=1)
 

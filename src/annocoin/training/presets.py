@@ -18,7 +18,7 @@ from annocoin.conditional import (
 )
 from annocoin.data.dataset import ImageId, WeakDataset
 from annocoin.errors import check_choice
-from annocoin.objective.task_loss import conditioned_loss_table, prediction_loss_table
+from annocoin.objective.task_loss import conditioned_loss_table, evened, prediction_loss_table
 from annocoin.regions import RegionFolder
 from annocoin.seeds import SeedFolder
 from annocoin.seeds.backbones import IMAGENET
@@ -69,6 +69,10 @@ class ConditionalPreset:
         if self.learning.conditioned:
             return conditioned_loss_table(class_log_probabilities, mask_losses)
         return prediction_loss_table(class_log_probabilities, mask_losses)
+
+    def table_to_learn(self, table: Tensor) -> Tensor:
+        """The same as the direct loss wants it."""
+        return evened(table) if self.learning.conditioned else table
 
     def samples(
         self,

@@ -376,7 +376,7 @@ class _Rounds:
             cases = preset.cases(self.dataset, self.regions, self.sources.seeds)
 
             def table(case: Case) -> Tensor:
-                return found[case.image_id]
+                return preset.table_to_learn(found[case.image_id])
 
             support = self.run.support(stage)
             train_against(net, cases, table, preset.learning, name=name, support=support)
