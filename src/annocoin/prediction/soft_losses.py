@@ -36,8 +36,8 @@ class LossOptions:
         anchors, rois: how many an image, at most.
         positive_anchors, positive_rois: the most of them with an instance, as a share.
         entropy: the weight of the entropy, 1 - gamma; 0 leaves it out (PW_p).
-        mask: the weight of the masks' losses beside the others. In a short training features serve
-            classes and boxes first; with more weight masks catch up.
+        mask: the weight of the masks' losses beside the others. More than 1 helps true masks; noisy
+            ones then spoil the features of the classes.
         shared_masks: one mask for all classes; see `share_masks`.
     """
 

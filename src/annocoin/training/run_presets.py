@@ -51,7 +51,7 @@ def synthetic(classes: Classes) -> Config:
                 mask_sampling=1,
             ),
             PredictionOptions(
-                losses=LossOptions(anchors=64, rois=32, entropy=0.0, mask=3.0),
+                losses=LossOptions(anchors=64, rois=32, entropy=0.0),
                 steps=220,
                 final_steps=260,
                 batch=4,
