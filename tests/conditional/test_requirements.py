@@ -256,8 +256,10 @@ def test_everything_moves_to_another_device() -> None:
     said = annotation(Mark(1), Mark(2, box=(0, 0, 2, 6)))
     seeds = seeds_at([(0.5, 3), (7.0, 3)], [1, 2])
     requirements = requirements_of(said, stripes([0], [1, 2], [3]), seeds=seeds)
-    moved = Candidates(requirements, seeds=seeds).to("meta")
-    there = [moved.clashing, moved.coupling, moved.prior, moved.requirements.further]
+    table = torch.zeros(len(requirements.regions), 1 + len(requirements.labels))
+    moved = Candidates(requirements, seeds=seeds, table=table).to("meta")
+    there = [moved.clashing, moved.coupling, moved.prior, moved.thought]
+    there += [moved.requirements.further]
     there += [r.admissible for r in moved.requirements.required] + list(moved.requirements.peaks)
     there += [moved.regions.membership, moved.regions.superpixels]
     assert all(tensor is not None and tensor.device.type == "meta" for tensor in there)

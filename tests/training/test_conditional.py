@@ -305,10 +305,39 @@ def test_what_the_prediction_network_thinks_counts_as_far_as_it_is_trusted() -> 
         assert torch.allclose(scores[0, :, 1] - scores[0, :, 0], thought)
     both = Candidates(case.requirements, ScoringOptions("U"), seeds=case.seeds, table=table)
     seeds = Candidates(case.requirements, ScoringOptions("U"), seeds=case.seeds)
-    assert both.prior is not None
-    assert seeds.prior is not None
-    assert torch.allclose(both.prior - seeds.prior, table[:, :1] - table[:, 1:])
+    gained = both.scores(unary) - seeds.scores(unary)
+    assert torch.allclose(gained[0, :, 1:], table[:, :1] - table[:, 1:])
     with pytest.raises(InputError, match="loss table of shape"):
         Candidates(case.requirements, table=table[1:])
     with pytest.raises(InputError, match="trust"):
         ScoringOptions(trust=-1)
+    with pytest.raises(InputError, match="doubt"):
+        ScoringOptions(doubt=1.5)
+
+
+@pytest.mark.parametrize(
+    ("doubt", "shares"),
+    [(0.0, [1, 1, 1, 1, 1]), (1.0, [1, 0.25, 0.75, 1.25, 1.75]), (0.4, [1, 0.7, 0.9, 1.1, 1.3])],
+)
+def test_samples_differ_in_how_far_they_trust(doubt: float, shares: list[float]) -> None:
+    case = CASES[0]
+    table = favouring(PART)(case)
+    options = ScoringOptions("U", prior=0.0, trust=2.0, doubt=doubt)
+    asked = Candidates(case.requirements, options, table=table)
+    scores = asked.scores(torch.zeros(5, len(case.requirements.regions), 2))
+    thought = 2 * (table[:, 0] - table[:, 1])
+    assert torch.allclose(scores[..., 1] - scores[..., 0], torch.tensor(shares)[:, None] * thought)
+
+
+def test_the_first_sample_has_no_noise_where_there_is_doubt() -> None:
+    net, case = network().eval(), CASES[0]
+    torch.nn.init.normal_(net.join_noise.weight, std=3.0)
+    plain = draw_samples(net, case.pixels, Candidates(case.requirements), 0)
+    drawn = draw_samples(net, case.pixels, Candidates(case.requirements), 4, generator_at(0))
+    assert torch.allclose(drawn.margins[0], plain.margins[0], atol=1e-5)
+    assert not torch.equal(drawn.margins[1], plain.margins[0])
+    options = ScoringOptions(doubt=0.0)
+    noisy = draw_samples(
+        net, case.pixels, Candidates(case.requirements, options), 4, generator_at(0)
+    )
+    assert not torch.equal(noisy.margins[0], plain.margins[0])

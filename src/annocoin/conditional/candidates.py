@@ -40,6 +40,9 @@ class ScoringOptions:
         prior: how much what the seeds say counts in the unary term, see `seed_prior`.
         trust: how much what a prediction network thinks of the regions counts there, if it was
             asked; our addition to the paper, 0 leaves it out.
+        doubt: how far samples differ in that: the first, which has no noise either, trusts as said,
+            the others from 1 - doubt to 1 + doubt times as much. Where the two networks disagree
+            nobody knows, and samples should say so. 0: they differ by their noise alone.
         pairwise: the form of the pairwise term, see `coupling`.
         sharpness: see `votes_of_neighbours`.
         iterations, delta: see `agreement_of_neighbours`.
@@ -51,6 +54,7 @@ class ScoringOptions:
     terms: Terms = "U+P+H"
     prior: float = 1.0
     trust: float = 1.0
+    doubt: float = 1.0
     pairwise: PairwiseForm = "votes"
     sharpness: float = scoring.SHARPNESS
     iterations: int = scoring.ITERATIONS
@@ -69,8 +73,10 @@ class ScoringOptions:
                 f"sharpness {self.sharpness}, delta {self.delta}, most {self.most}, "
                 f"prior {self.prior}; expected above 0, above 0, 0 to 1, and 0 or more"
             )
-        if not self.trust >= 0:
-            raise InputError(f"trust {self.trust}; expected 0 or more")
+        if not (self.trust >= 0 and 0 <= self.doubt <= 1):
+            raise InputError(
+                f"trust {self.trust}, doubt {self.doubt}; expected 0 or more, and 0 to 1"
+            )
 
 
 class Candidates:
@@ -92,14 +98,14 @@ class Candidates:
     ) -> None:
         self.options = options or ScoringOptions()
         self.prior: Tensor | None = None
+        self.thought: Tensor | None = None
         if seeds is not None and self.options.prior:
             self.prior = self.options.prior * seed_prior(requirements, seeds)
         if table is not None and self.options.trust:
             expected = (len(requirements.regions), len(requirements.labels) + 1)
             if table.shape != expected:
                 raise InputError(f"a loss table of shape {tuple(table.shape)}; expected {expected}")
-            thought = self.options.trust * (table[:, :1] - table[:, 1:])
-            self.prior = thought if self.prior is None else self.prior + thought
+            self.thought = self.options.trust * (table[:, :1] - table[:, 1:])
         if self.options.terms != "U+P+H":
             requirements = requirements.without_obligation()
         self.requirements = requirements
@@ -118,6 +124,7 @@ class Candidates:
         moved.clashing = self.clashing.to(device)
         moved.coupling = None if self.coupling is None else self.coupling.to(device)
         moved.prior = None if self.prior is None else self.prior.to(device)
+        moved.thought = None if self.thought is None else self.thought.to(device)
         return moved
 
     @property
@@ -136,16 +143,26 @@ class Candidates:
 
     def scores(self, unary: Tensor) -> Tensor:
         """G [K, P, J+1] from F [K, P, J+1]."""
+        objects = unary[..., 1:]
         if self.prior is not None:
-            unary = torch.cat([unary[..., :1], unary[..., 1:] + self.prior.to(unary)], dim=-1)
+            objects = objects + self.prior.to(unary)
+        if self.thought is not None:
+            trusts = self._trusts(len(unary)).to(unary)
+            objects = objects + trusts[:, None, None] * self.thought.to(unary)
         return final_scores(
-            unary,
+            torch.cat([unary[..., :1], objects], dim=-1),
             self.coupling,
             self.form,
             iterations=self.options.iterations,
             delta=self.options.delta,
             sharpness=self.options.sharpness,
         )
+
+    def _trusts(self, count: int) -> Tensor:
+        """How much each of K samples trusts, in shares of `trust`: [K], evenly around 1."""
+        others = count - 1
+        spread = (2 * torch.arange(others) + 1) / max(1, others) - 1
+        return 1 + self.options.doubt * torch.cat([torch.zeros(1), spread])
 
     def infer(self, scores: Tensor) -> Labelling:
         """y^k of scores G [K, P, J+1]."""
@@ -177,12 +194,15 @@ def draw_samples(
 
     Args:
         pixels: the image as the network sees it, [3, H, W] in 0..1 (`look_at`).
-        count: K; 0 gives the single sample of the pointwise network PW_c, with zero noise.
+        count: K; 0 gives the single sample of the pointwise network PW_c, with zero noise. With
+            doubt, see `ScoringOptions`, the first of K has none either.
         generator: of the noise.
     """
     device = net.mean.device
     candidates = candidates.to(device)
     features = net.features(pixels[None].to(device))[0]
     noise = net.noise(count, features, generator) if count else None
+    if noise is not None and candidates.options.doubt:
+        noise[0] = 0
     unary = net.unary(features, noise, candidates.regions, candidates.columns)
     return candidates.samples(candidates.scores(unary))
