@@ -217,8 +217,14 @@ def test_predict_and_evaluate(
         "evaluate", out / "predictions.json", scenes, "--json", tmp_path / "a.json"
     )
     assert from_file.code == 0, from_file.err
-    of_run = annocoin("evaluate", runs["mask"], scenes)
+    kept = tmp_path / "kept.json"
+    of_run = annocoin("evaluate", runs["mask"], scenes, "--keep", kept)
     assert of_run.code == 0, of_run.err
+    of_kept = annocoin("evaluate", kept, scenes)
+    assert of_kept.out.splitlines()[-8:] == of_run.out.splitlines()[-8:]
+    again = annocoin("evaluate", kept, scenes, "--keep", tmp_path / "twice.json")
+    assert again.code == 2
+    assert "is no run" in again.err
     one = annocoin("predict", runs["mask"], next((scenes / "JPEGImages").iterdir()), "--out",
                    tmp_path / "one", "--no-overlays")  # fmt: skip
     assert one.code == 0

@@ -12,7 +12,13 @@ from rich.table import Table
 
 from annocoin import atomic, workflow
 from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, load, report
-from annocoin.data import loading, read_predictions, with_predictions, write_dataset
+from annocoin.data import (
+    loading,
+    read_predictions,
+    with_predictions,
+    write_dataset,
+    write_predictions,
+)
 from annocoin.data.conversion import Format
 from annocoin.data.dataset import Supervision, weaken
 from annocoin.data.images import read_image
@@ -44,13 +50,17 @@ def evaluate_command(
     kind: KindOption = None,
     images: Images = None,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what a run predicts, COCO results.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where a run's network computes.")] = AUTO,
     skip_bad: SkipBad = False,
 ) -> None:
     """Average precision of predicted instances against the true masks of a dataset."""
     problems = Problems(skip_bad)
-    if json is not None:
-        atomic.refuse_input(json, predictions, dataset)
+    for file in (json, keep):
+        if file is not None:
+            atomic.refuse_input(file, predictions, dataset)
     truth = loading.load_evaluation(
         dataset, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
     )
@@ -58,7 +68,13 @@ def evaluate_command(
         found = workflow.predict_dataset(
             workflow.TrainedRun(predictions), truth.labelled, device=device, problems=problems
         )
+        if keep is not None:
+            write_predictions(keep, found, truth.labelled.category_ids)
     else:
+        if keep is not None:
+            raise InputError(
+                f"--keep {keep}: {predictions} is no run, its instances are kept already"
+            )
         found = read_predictions(predictions, truth, problems)
     result = evaluate(found, truth, protocol=protocol, thresholds=iou or THRESHOLDS)
     if json is not None:
