@@ -61,6 +61,8 @@ def evaluate_command(
     for file in (json, keep):
         if file is not None:
             atomic.refuse_input(file, predictions, dataset)
+    if keep is not None and not is_run(predictions):
+        raise InputError(f"--keep {keep}: {predictions} is no run, its instances are kept already")
     truth = loading.load_evaluation(
         dataset, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
     )
@@ -71,10 +73,6 @@ def evaluate_command(
         if keep is not None:
             write_predictions(keep, found, truth.labelled.category_ids)
     else:
-        if keep is not None:
-            raise InputError(
-                f"--keep {keep}: {predictions} is no run, its instances are kept already"
-            )
         found = read_predictions(predictions, truth, problems)
     result = evaluate(found, truth, protocol=protocol, thresholds=iou or THRESHOLDS)
     if json is not None:

@@ -143,14 +143,12 @@ class Candidates:
 
     def scores(self, unary: Tensor) -> Tensor:
         """G [K, P, J+1] from F [K, P, J+1]."""
-        objects = unary[..., 1:]
-        if self.prior is not None:
-            objects = objects + self.prior.to(unary)
-        if self.thought is not None:
-            trusts = self._trusts(len(unary)).to(unary)
-            objects = objects + trusts[:, None, None] * self.thought.to(unary)
+        for added in (self.prior, self._trusted(len(unary))):
+            if added is not None:
+                objects = unary[..., 1:] + added.to(unary)
+                unary = torch.cat([unary[..., :1], objects], dim=-1)
         return final_scores(
-            torch.cat([unary[..., :1], objects], dim=-1),
+            unary,
             self.coupling,
             self.form,
             iterations=self.options.iterations,
@@ -158,11 +156,14 @@ class Candidates:
             sharpness=self.options.sharpness,
         )
 
-    def _trusts(self, count: int) -> Tensor:
-        """How much each of K samples trusts, in shares of `trust`: [K], evenly around 1."""
+    def _trusted(self, count: int) -> Tensor | None:
+        """What the prediction network thinks, as far as each of K samples trusts it: [K, P, J]."""
+        if self.thought is None:
+            return None
         others = count - 1
         spread = (2 * torch.arange(others) + 1) / max(1, others) - 1
-        return 1 + self.options.doubt * torch.cat([torch.zeros(1), spread])
+        shares = 1 + self.options.doubt * torch.cat([torch.zeros(1), spread])
+        return shares.to(self.thought)[:, None, None] * self.thought
 
     def infer(self, scores: Tensor) -> Labelling:
         """y^k of scores G [K, P, J+1]."""
