@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from annocoin.errors import InputError
 
 AUTO = "auto"
+SLOW = "note: this processor has no bfloat16 arithmetic; full precision (32) is far faster on it"
 
 
 def open_device(name: str) -> torch.device:
@@ -23,3 +26,12 @@ def open_device(name: str) -> torch.device:
         reason = str(error).split("\n", 1)[0][:120]
         raise InputError(f"device {name!r} cannot be used here ({reason}); try cpu") from None
     return device
+
+
+def warn_of_slow_bfloat16(device: torch.device) -> None:
+    """Say so where bfloat16 is to be computed by a processor that can only imitate it.
+
+    ResNet-50, forward and back, took 20 times as long as in full precision on one with AVX2 alone.
+    """
+    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        print(SLOW, file=sys.stderr, flush=True)

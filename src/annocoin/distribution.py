@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from annocoin.devices import open_device
+from annocoin.devices import open_device, warn_of_slow_bfloat16
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.parallel import cores
 
@@ -104,6 +104,8 @@ def gather(
     check_positive("devices", devices)
     check_positive("nodes", nodes)
     place = open_device(device)
+    if precision == "bf16-mixed":
+        warn_of_slow_bfloat16(place)
     from lightning_fabric import Fabric  # takes seconds, which other commands need not wait for
     from lightning_fabric.strategies.ddp import DDPStrategy
 

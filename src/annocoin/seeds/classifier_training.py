@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from annocoin.data.dataset import WeakDataset
+from annocoin.devices import warn_of_slow_bfloat16
 from annocoin.errors import InputError, Problems, check_choice, check_positive, one_line
 from annocoin.parallel import cores
 from annocoin.progress import track
@@ -117,6 +118,8 @@ def train_classifier(
     """
     options = options or ClassifierOptions()
     device, problems = torch.device(device), problems or Problems()
+    if options.precision == "bf16":
+        warn_of_slow_bfloat16(device)
     made = how_trained(options, dataset)
     with _random(options.seed, 0, device):
         net = Classifier(options.architecture(dataset.classes), options.backbone_weights)
