@@ -34,7 +34,8 @@ from torch import Tensor
 from annocoin import Annotation, Mark, load_evaluation, load_weak
 from annocoin.atomic import write_json
 from annocoin.conditional.candidates import Candidates, ScoringOptions
-from annocoin.conditional.inference import clashes, infer, total
+from annocoin.conditional.clashes import Clashes, clashes
+from annocoin.conditional.inference import infer, total
 from annocoin.conditional.networks import Architecture, ConditionalNetwork
 from annocoin.conditional.requirements import requirements_of
 from annocoin.conditional.samples import Samples
@@ -189,7 +190,7 @@ def argmax_found(problems: int = 300) -> dict[str, Any]:
         members[torch.arange(6), torch.arange(6) % 5] = True
         regions = RegionSet.of(np.repeat([np.arange(5)], 4, axis=0), members)
         requirements = requirements_of(Annotation((4, 5), (Mark(1), Mark(2))), regions)
-        clashing = clashes(requirements)
+        clashing = clashes(requirements, between=1.0)
         scores = torch.randn(1, 6, 3, generator=generator)
         found = infer(scores, requirements, clashing).labels
         own = float(total(scores, found, (1, 2))[0])
@@ -206,10 +207,10 @@ def argmax_found(problems: int = 300) -> dict[str, Any]:
     }
 
 
-def allowed(labels: Tensor, clashing: Tensor) -> bool:
+def allowed(labels: Tensor, clashing: Clashes) -> bool:
     """Whether no two regions of a class overlap too much."""
     same = (labels[:, None] == labels[None]) & (labels > 0)[:, None]
-    return not bool((same & clashing[0]).fill_diagonal_(False).any())
+    return not bool((same & clashing.within[0]).fill_diagonal_(False).any())
 
 
 def quality(options: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annocoin import Annotation, InputError, Mark
-from annocoin.conditional.inference import clashes, columns_of, infer, total
+from annocoin.conditional.clashes import Clashes, clashes
+from annocoin.conditional.inference import columns_of, infer, total
 from annocoin.conditional.requirements import Requirements, requirements_of
 from annocoin.regions import RegionSet
 from conditional.test_requirements import seeds_at, stripes
@@ -52,11 +53,11 @@ def test_requirements_are_met_and_nothing_else_overlaps(
                     assert min(overlap[u, v], overlap[v, u]) <= 0.3 + 1e-6
                     if of == "smaller" or v in needed:
                         assert overlap[v, u] <= 0.3 + 1e-6
+                elif v != u:
+                    assert max(shares[u, v], shares[v, u]) <= 0.5 + 1e-6
 
 
-def plain_greedy(
-    scores: torch.Tensor, requirements: Requirements, clashing: torch.Tensor
-) -> list[int]:
+def plain_greedy(scores: torch.Tensor, requirements: Requirements, clashing: Clashes) -> list[int]:
     """For tags alone: best regions first, as the paper's algorithm does for each class."""
     labels = [0] * len(requirements.regions)
     margins = scores[:, 1:] - scores[:, :1]
@@ -65,7 +66,7 @@ def plain_greedy(
         for u in margins[:, column].argsort(descending=True, stable=True).tolist():
             if chosen and margins[u, column] <= 0:
                 break
-            if not any(clashing[column, v, u] for v in chosen):
+            if not any(clashing.within[column, v, u] for v in chosen):
                 chosen.append(u)
                 labels[u] = label
     return labels
@@ -80,12 +81,12 @@ def test_for_one_tag_it_is_the_plain_greedy_algorithm(
     requirements = requirements_of(said, world[0])
     clashing = clashes(requirements, most)
     scores = random_scores(requirements, seed)
-    found = infer(scores, requirements, clashing)
+    found = infer(scores, requirements, clashing, exchanging=False)
     for labels, own in zip(found.labels, scores, strict=True):
         assert labels.tolist() == plain_greedy(own, requirements, clashing)
 
 
-def brute_force(scores: torch.Tensor, requirements: Requirements, clashing: torch.Tensor) -> float:
+def brute_force(scores: torch.Tensor, requirements: Requirements, clashing: Clashes) -> float:
     """The greatest S(y) of all labellings that meet every requirement."""
     count, classes = len(requirements.regions), requirements.labels
     best = -float("inf")
@@ -95,7 +96,7 @@ def brute_force(scores: torch.Tensor, requirements: Requirements, clashing: torc
             continue
         chosen = [u for u in range(count) if choice[u]]
         if any(
-            choice[u] == choice[v] and clashing[classes.index(choice[u]), u, v]
+            choice[u] == choice[v] and clashing.within[classes.index(choice[u]), u, v]
             for u, v in itertools.combinations(chosen, 2)
         ):
             continue
@@ -112,12 +113,14 @@ def test_how_often_it_is_the_true_argmax() -> None:
         members[torch.arange(5), torch.arange(5) % 4] = True
         regions = RegionSet.of(stripes([0]).superpixels, members)
         requirements = requirements_of(Annotation((6, 8), (Mark(1), Mark(2))), regions)
-        clashing = clashes(requirements, 0.3)
+        clashing = clashes(requirements, 0.3, between=1.0)
         scores = random_scores(requirements, seed, 1)
         found = infer(scores, requirements, clashing).labels
         own = float(total(scores, found, requirements.labels)[0])
+        greedy = infer(scores, requirements, clashing, exchanging=False).labels
         best = brute_force(scores[0], requirements, clashing)
         assert own <= best + 1e-5
+        assert own >= float(total(scores, greedy, requirements.labels)[0])
         equal += own > best - 1e-5
         tried += 1
     assert equal / tried >= 0.7
@@ -206,10 +209,10 @@ def test_peaks_of_other_classes_are_no_peaks_of_its_own() -> None:
     said = Annotation((6, 8), (Mark(1), Mark(2)))
     seeds = seeds_at([(0.5, 3), (2.5, 3)], [1, 2])
     requirements = requirements_of(said, regions, seeds=seeds)
-    first, second = clashes(requirements, 1.0)
+    first, second = clashes(requirements, 1.0).within
     assert first[0, 1]
     assert not second[0, 1]
-    assert not clashes(requirements.without_obligation(), 1.0).any()
+    assert not clashes(requirements.without_obligation(), 1.0).within.any()
 
 
 def test_every_instance_needs_a_peak_of_its_own() -> None:
@@ -220,7 +223,7 @@ def test_every_instance_needs_a_peak_of_its_own() -> None:
     scores = torch.tensor([[[0.0, 3.0], [0.0, 2.0], [0.0, 1.0]]])
     small = stripes([0, 1], [0], [3])
     requirements = requirements_of(said, small, seeds=seeds)
-    assert clashes(requirements, 1.0).tolist() == [
+    assert clashes(requirements, 1.0).within.tolist() == [
         [
             [True, True, False],
             [True, True, False],
@@ -230,3 +233,30 @@ def test_every_instance_needs_a_peak_of_its_own() -> None:
     assert infer(scores, requirements, clashes(requirements, 1.0)).labels.tolist() == [[1, 0, 1]]
     free = requirements_of(said, regions)
     assert infer(scores, free, clashes(free, 1.0)).labels.tolist() == [[1, 1, 1]]
+
+
+def test_tags_do_not_share_an_object() -> None:
+    """Both classes like region 0 most; the one that likes it less takes the next best."""
+    regions = stripes([0, 1], [0], [2], [3])
+    requirements = requirements_of(Annotation((6, 8), (Mark(1), Mark(2))), regions)
+    scores = torch.tensor([[[0.0, 5, 1], [0.0, 1, 4], [0.0, -9, 3], [0.0, -9, -9]]])
+    assert infer(scores, requirements, clashes(requirements)).labels.tolist() == [[1, 0, 2, 0]]
+    paper = clashes(requirements, between=1.0)
+    assert infer(scores, requirements, paper).labels.tolist() == [[1, 2, 2, 0]]
+
+
+def test_a_place_that_a_person_marked_is_left_to_it() -> None:
+    regions = stripes([0, 1], [0], [2], [3])
+    said = Annotation((6, 8), (Mark(1), Mark(2, box=(0.0, 0.0, 4.0, 6.0))))
+    requirements = requirements_of(said, regions)
+    scores = torch.tensor([[[0.0, 1, 0], [0.0, 9, 0], [0.0, 2, 0], [0.0, -9, 0]]])
+    found = infer(scores, requirements, clashes(requirements))
+    assert found.labels.tolist() == [[2, 0, 1, 0]]
+    assert found.met.tolist() == [[2, 0]]
+
+
+def test_tags_share_an_object_if_nothing_else_is_left() -> None:
+    regions = stripes([0, 1, 2, 3], [0])
+    requirements = requirements_of(Annotation((6, 8), (Mark(1), Mark(2))), regions)
+    scores = torch.tensor([[[0.0, 5, 1], [0.0, 1, 4]]])
+    assert infer(scores, requirements, clashes(requirements)).labels.tolist() == [[1, 2]]

@@ -258,7 +258,7 @@ def test_everything_moves_to_another_device() -> None:
     requirements = requirements_of(said, stripes([0], [1, 2], [3]), seeds=seeds)
     table = torch.zeros(len(requirements.regions), 1 + len(requirements.labels))
     moved = Candidates(requirements, seeds=seeds, table=table).to("meta")
-    there = [moved.clashing, moved.coupling, moved.prior, moved.thought]
+    there = [*moved.clashing, moved.coupling, moved.prior, moved.thought]
     there += [moved.requirements.further]
     there += [r.admissible for r in moved.requirements.required] + list(moved.requirements.peaks)
     there += [moved.regions.membership, moved.regions.superpixels]

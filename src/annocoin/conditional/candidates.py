@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 
 from annocoin.conditional import scoring
-from annocoin.conditional.inference import (
-    OVERLAP,
-    Labelling,
-    OverlapOf,
-    clashes,
-    columns_of,
-    infer,
-)
+from annocoin.conditional.clashes import BETWEEN, OVERLAP, OverlapOf, clashes
+from annocoin.conditional.inference import Labelling, columns_of, infer
 from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.conditional.prior import seed_prior
 from annocoin.conditional.requirements import Requirements
@@ -46,9 +40,11 @@ class ScoringOptions:
         pairwise: the form of the pairwise term, see `coupling`.
         sharpness: see `votes_of_neighbours`.
         iterations, delta: see `agreement_of_neighbours`.
-        most, overlap: the overlap at which a region leaves the race and how it is measured, see
-            `clashes`.
-        exhaustive: see `infer`.
+        price: what every instance costs in S(y): a scene has few objects, and none for a slight
+            reason. The paper has none.
+        most, overlap, between: the overlap at which a region leaves the race and how it is
+            measured, see `clashes`.
+        exhaustive, exchanging: see `infer`.
     """
 
     terms: Terms = "U+P+H"
@@ -59,9 +55,12 @@ class ScoringOptions:
     sharpness: float = scoring.SHARPNESS
     iterations: int = scoring.ITERATIONS
     delta: float = scoring.DELTA
+    price: float = 0.0
     most: float = OVERLAP
     overlap: OverlapOf = "smaller"
+    between: float = BETWEEN
     exhaustive: bool = False
+    exchanging: bool = True
 
     def __post_init__(self) -> None:
         check_choice("terms", self.terms, get_args(Terms))
@@ -76,6 +75,10 @@ class ScoringOptions:
         if not (self.trust >= 0 and 0 <= self.doubt <= 1):
             raise InputError(
                 f"trust {self.trust}, doubt {self.doubt}; expected 0 or more, and 0 to 1"
+            )
+        if not (self.price >= 0 and 0 <= self.between <= 1):
+            raise InputError(
+                f"price {self.price}, between {self.between}; expected 0 or more, and 0 to 1"
             )
 
 
@@ -112,7 +115,9 @@ class Candidates:
         form: PairwiseForm = "none" if self.options.terms == "U" else self.options.pairwise
         self.form = form
         self.coupling = coupling(requirements.regions, form)
-        self.clashing = clashes(requirements, self.options.most, self.options.overlap)
+        self.clashing = clashes(
+            requirements, self.options.most, self.options.overlap, self.options.between
+        )
 
     def to(self, device: torch.device | str) -> Candidates:
         """The same on another device; itself, if it is there already."""
@@ -147,7 +152,7 @@ class Candidates:
             if added is not None:
                 objects = unary[..., 1:] + added.to(unary)
                 unary = torch.cat([unary[..., :1], objects], dim=-1)
-        return final_scores(
+        scores = final_scores(
             unary,
             self.coupling,
             self.form,
@@ -155,6 +160,9 @@ class Candidates:
             delta=self.options.delta,
             sharpness=self.options.sharpness,
         )
+        if not self.options.price:
+            return scores
+        return torch.cat([scores[..., :1], scores[..., 1:] - self.options.price], dim=-1)
 
     def _trusted(self, count: int) -> Tensor | None:
         """What the prediction network thinks, as far as each of K samples trusts it: [K, P, J]."""
@@ -167,7 +175,13 @@ class Candidates:
 
     def infer(self, scores: Tensor) -> Labelling:
         """y^k of scores G [K, P, J+1]."""
-        return infer(scores, self.requirements, self.clashing, exhaustive=self.options.exhaustive)
+        return infer(
+            scores,
+            self.requirements,
+            self.clashing,
+            exhaustive=self.options.exhaustive,
+            exchanging=self.options.exchanging,
+        )
 
     def samples(self, scores: Tensor) -> Samples:
         """The labellings of scores G [K, P, J+1], with what is known about them."""

@@ -6,17 +6,17 @@ gains the margin G_{u,j} - G_{u,0}, so margins are what the algorithm ranks by.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from annocoin.conditional.requirements import Requirements
-from annocoin.errors import InputError, check_choice
-
-OverlapOf = Literal["smaller", "later"]
-OVERLAP = 0.3
+from annocoin.conditional.clashes import Clashes
+from annocoin.conditional.exchange import exchange
+from annocoin.conditional.requirements import Requirement, Requirements
+from annocoin.errors import InputError
 
 
 class Labelling(NamedTuple):
@@ -31,44 +31,26 @@ class Labelling(NamedTuple):
     met: Tensor
 
 
-def clashes(requirements: Requirements, most: float = OVERLAP, of: OverlapOf = "smaller") -> Tensor:
-    """Whether a chosen region i keeps region l from being another instance of class j: [J, P, P].
-
-    It does if they overlap too much, or if it already holds every peak of j that l holds: an
-    instance of a tag needs a peak of its own. (Without seeds, overlap alone decides.)
-
-    Args:
-        most: t, the greatest overlap.
-        of: the intersection of i and l is divided by the area of the "smaller" one, or of the
-            "later" l, as the paper prints it, which keeps a region that contains a chosen part.
-    """
-    check_choice("overlap", of, get_args(OverlapOf))
-    shares = requirements.regions.containment()
-    found = (torch.maximum(shares, shares.T) if of == "smaller" else shares.T) > most
-    rows = []
-    for held in requirements.peaks:
-        peaks = held.float()
-        rows.append(found | ((1 - peaks) @ peaks.T == 0) if held.shape[1] else found)
-    return torch.stack(rows) if rows else found.new_zeros(0, *found.shape)
-
-
 def infer(
     scores: Tensor,
     requirements: Requirements,
-    clashing: Tensor,
+    clashing: Clashes,
     *,
     exhaustive: bool = False,
+    exchanging: bool = True,
 ) -> Labelling:
     """The greedy labelling for each of K scores.
 
     First every requirement gets a region, all of them together the best that they can have (which
     is the best of each, unless two want the same). Then further regions follow by falling margin
-    while that is positive, but none that clashes with a chosen one of its class.
+    while that is positive, but none that clashes with a chosen one. Last, a chosen region makes
+    room for two that are better together.
 
     Args:
         scores: G, [K, P, J+1]: of the background and the J classes of the requirements.
-        clashing: bool [J, P, P], see `clashes`; rows are the chosen regions.
+        clashing: see `clashes`.
         exhaustive: as the paper prints it, rank by G_{u,j} and go on until no region is left.
+        exchanging: whether the last step is taken, which the paper does not have.
     """
     count, classes = len(requirements.regions), len(requirements.labels)
     if scores.ndim != 3 or tuple(scores.shape[1:]) != (count, classes + 1):
@@ -80,12 +62,14 @@ def infer(
     with torch.no_grad():
         gains = scores[..., 1:] if exhaustive else scores[..., 1:] - scores[..., :1]
         gains = gains.transpose(1, 2)  # [K, J, P]
-        met = _required(gains, requirements)
+        met = _required(gains, requirements, clashing)
         chosen = torch.zeros(gains.shape, dtype=torch.bool, device=gains.device)
         columns = [requirements.labels.index(r.label) for r in requirements.required]
         for number, column in enumerate(columns):
             chosen[:, column].scatter_(1, met[:, number : number + 1], True)
         _extend(chosen, gains, requirements.further.to(gains.device), clashing, exhaustive)
+        if exchanging and not exhaustive:
+            exchange(chosen, met, gains, requirements, clashing)
         classes_of = torch.tensor(requirements.labels, dtype=torch.int64, device=gains.device)
         return Labelling((chosen * classes_of.view(1, -1, 1)).sum(dim=1), met)
 
@@ -111,8 +95,11 @@ def columns_of(labels: Tensor, classes: tuple[int, ...]) -> Tensor:
     return places[labels]
 
 
-def _required(gains: Tensor, requirements: Requirements) -> Tensor:
-    """For each requirement a region of its own, the best in sum: int64 [K, R]."""
+def _required(gains: Tensor, requirements: Requirements, clashing: Clashes) -> Tensor:
+    """For each requirement a region of its own, the best in sum: int64 [K, R].
+
+    Tags then avoid one another's regions, and those of marks that have a place.
+    """
     required = requirements.required
     if not required:
         return torch.zeros(len(gains), 0, dtype=torch.int64, device=gains.device)
@@ -123,7 +110,32 @@ def _required(gains: Tensor, requirements: Requirements) -> Tensor:
     for k, row in enumerate(best.cpu()):
         if len(row.unique()) < len(row):
             best[k] = _assigned(wanted[k])
+        if len(row) > 1 and any(requirement.more for requirement in required):
+            _part(best[k], wanted[k], required, clashing.between)
     return best
+
+
+def _part(best: Tensor, wanted: Tensor, required: Sequence[Requirement], between: Tensor) -> None:
+    """Give tags whose regions in `best` [R] clash with a better one of another class the next best.
+
+    The same object would else stand for two classes. Where nothing else is left, it does.
+
+    Args:
+        wanted: [R, P], -inf where a region is not admissible.
+        between: bool [P, P], see `Clashes`.
+    """
+    gains = wanted.gather(1, best[:, None])[:, 0].tolist()
+    order = sorted(range(len(required)), key=lambda r: (required[r].more, -gains[r]))
+    kept: list[int] = []
+    for place in order:
+        label = required[place].label
+        others = [int(best[own]) for own in kept if required[own].label != label]
+        if required[place].more and bool(between[others, int(best[place])].any()):
+            free = (wanted[place] > -torch.inf) & ~between[others].any(dim=0)
+            free[best] = False
+            if bool(free.any()):
+                best[place] = wanted[place].masked_fill(~free, -torch.inf).argmax()
+        kept.append(place)
 
 
 def _assigned(wanted: Tensor) -> Tensor:
@@ -138,22 +150,23 @@ def _assigned(wanted: Tensor) -> Tensor:
 
 
 def _extend(
-    chosen: Tensor, gains: Tensor, further: Tensor, clashing: Tensor, exhaustive: bool
+    chosen: Tensor, gains: Tensor, further: Tensor, clashing: Clashes, exhaustive: bool
 ) -> None:
     """Add further regions to `chosen`, bool [K, J, P], the best one of each sample at a time."""
     if not gains.numel():
         return
-    blocked = torch.einsum("kjp,jpq->kjq", chosen.float(), clashing.float()) > 0
     least = -torch.inf if exhaustive else 0.0
     rows = torch.arange(len(gains), device=gains.device)
-    open_ = further[None] & ~blocked & ~chosen.any(dim=1, keepdim=True)
+    open_ = further[None] & ~clashing.blocked(chosen) & ~chosen.any(dim=1, keepdim=True)
     while True:
         gain, place = gains.masked_fill(~open_, -torch.inf).flatten(1).max(dim=1)
         going = gain > least
         if not bool(going.any()):
             return
+        at, place = rows[going], place[going]
         column, region = place // gains.shape[2], place % gains.shape[2]
-        at = rows[going]
-        chosen[at, column[going], region[going]] = True
-        open_[at, :, region[going]] = False
-        open_[at, column[going]] &= ~clashing[column[going], region[going]]
+        chosen[at, column, region] = True
+        own = open_[at, column] & ~clashing.within[column, region]
+        open_[at] &= ~clashing.between[region][:, None]
+        open_[at, column] = own
+        open_[at, :, region] = False

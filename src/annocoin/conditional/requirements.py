@@ -30,11 +30,15 @@ BOX_OVERLAP = 0.5
 
 
 class Requirement(NamedTuple):
-    """A class, the regions that would meet it, bool [P], and the mark that says so."""
+    """A class, the regions that would meet it, bool [P], and the mark that says so.
+
+    `more` says whether other instances may follow in its place: those of a tag or a crowd.
+    """
 
     label: int
     admissible: Tensor
     mark: int
+    more: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,15 +156,22 @@ def _assembled(
     peaks = [torch.zeros(len(regions), 0, dtype=torch.bool)] * len(labels)
     for mark, row in zip(annotation, admitted, strict=True):
         column = labels.index(mark.label)
-        if mark.kind == "tag" or mark.crowd:
+        if _more_may_follow(mark):
             further[column] |= row
         if mark.kind == "tag" and seeds is not None and len(regions):
             peaks[column] = regions.contains(seeds.points[seeds.labels == mark.label])
     for mark in annotation:
         if mark.crowd:  # a crowd has one seed and several objects
             peaks[labels.index(mark.label)] = torch.zeros(len(regions), 0, dtype=torch.bool)
-    required = tuple(Requirement(annotation[i].label, admitted[i], i) for i in needed)
+    required = tuple(
+        Requirement(annotation[i].label, admitted[i], i, _more_may_follow(annotation[i]))
+        for i in needed
+    )
     return Requirements(regions, labels, required, further, tuple(peaks), added)
+
+
+def _more_may_follow(mark: Mark) -> bool:
+    return mark.kind == "tag" or mark.crowd
 
 
 def _without_empty_mask(mark: Mark) -> Mark:

@@ -105,7 +105,13 @@ def paper_literal(classes: tuple[str, ...], trunk: str = "unet") -> ConditionalP
         classes, trunk, noise="pixel", noise_channels=1, bend=False, over="image", scale=1.0
     )
     scoring = ScoringOptions(
-        prior=0.0, trust=0.0, doubt=0.0, pairwise="literal", overlap="later", exhaustive=True
+        prior=0.0,
+        trust=0.0,
+        doubt=0.0,
+        pairwise="literal",
+        overlap="later",
+        between=1.0,
+        exhaustive=True,
     )
     learning = ConditionalOptions(
         scoring=scoring,

@@ -30,7 +30,7 @@ def synthetic(classes: Classes) -> Config:
         conditional=ConditionalPreset(
             conditional.Architecture(classes, "tiny", size=160),
             ConditionalOptions(
-                scoring=ScoringOptions(prior=0.0, sharpness=0.5),
+                scoring=ScoringOptions(prior=0.0, sharpness=0.5, price=3.0, most=0.15),
                 initial_steps=160,
                 steps=40,
                 samples=6,
@@ -68,19 +68,20 @@ def voc_cpu(classes: Classes) -> Config:
     """Photographs on two cores in an evening; the networks' features know the tags beforehand."""
     return Config(
         regions=RegionOptions(),
-        classifier=options_for("resnet50", size=320, epochs=4, frozen=6, precision="bf16"),
+        classifier=options_for("mobilenet_v2", size=320, epochs=5, frozen=4),
         seeds=SeedOptions(),
         conditional=ConditionalPreset(
-            conditional.Architecture(classes, "unet-mobilenet_v2", size=256),
-            ConditionalOptions(initial_steps=300, steps=60, samples=10, noise=0.5),
+            conditional.Architecture(classes, "unet-mobilenet_v2", size=192),
+            ConditionalOptions(initial_steps=200, steps=40, samples=10, noise=0.5),
+            weights=FROM_CLASSIFIER,
         ),
         prediction=PredictionPreset(
             prediction.Architecture(
                 classes,
-                "resnet50",
-                size=256,
-                longest=448,
-                channels=96,
+                "mobilenet_v2",
+                size=224,
+                longest=352,
+                channels=64,
                 hidden=1024,
                 mask_layers=2,
                 smallest=24,
@@ -93,9 +94,9 @@ def voc_cpu(classes: Classes) -> Config:
                 steps=300,
                 final_steps=900,
                 batch=4,
-                rate=5e-4,
+                rate=1e-3,
                 body_rate=0.1,
-                frozen=6,
+                frozen=7,
                 scales=(0.8, 1.1),
             ),
             weights=FROM_CLASSIFIER,
