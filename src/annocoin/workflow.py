@@ -102,7 +102,7 @@ def train(
         dataset: images with cheap labels; where every label is a mask, the prediction network is
             trained on those, which is the upper bound.
         out: the run's directory.
-        preset: "synthetic", "voc-cpu", "voc-r50" or "voc-r101".
+        preset: "synthetic", "voc-cpu", "voc-cpu-r50", "voc-r50" or "voc-r101".
         rounds, seed: instead of the preset's; with 0 rounds the steps of all are one training.
         changes: values at dotted names of the configuration, see `annocoin.training.config`.
         weights: a folder with files of backbone weights, taken where their names begin with a

@@ -107,7 +107,7 @@ def test_without_rounds_the_steps_are_the_same() -> None:
 def test_weights_are_found_by_their_names(tmp_path: Path) -> None:
     for name in ("resnet50-stride1x1.pth", "mobilenet_v2-b0.pth", "notes.txt"):
         (tmp_path / name).write_bytes(b"")
-    config = with_weights(run_preset("voc-cpu", CLASSES), tmp_path)
+    config = with_weights(run_preset("voc-cpu-r50", CLASSES), tmp_path)
     assert config.classifier.backbone_weights == str(tmp_path / "resnet50-stride1x1.pth")
     assert config.classifier.stride_in_1x1
     assert config.conditional.weights == str(tmp_path / "mobilenet_v2-b0.pth")
@@ -115,6 +115,13 @@ def test_weights_are_found_by_their_names(tmp_path: Path) -> None:
     assert config.prediction.architecture.stride_in_1x1
     with pytest.raises(InputError, match="no such folder"):
         with_weights(config, tmp_path / "none")
+
+
+def test_the_small_preset_starts_both_networks_from_its_classifier(tmp_path: Path) -> None:
+    (tmp_path / "mobilenet_v2-b0.pth").touch()
+    config = with_weights(run_preset("voc-cpu", CLASSES), tmp_path)
+    assert config.classifier.backbone_weights == str(tmp_path / "mobilenet_v2-b0.pth")
+    assert config.conditional.weights == config.prediction.weights == FROM_CLASSIFIER
 
 
 def test_other_files_are_no_configuration(tmp_path: Path) -> None:
@@ -131,7 +138,7 @@ def test_every_preset_is_a_plain_config() -> None:
 
 
 def test_networks_that_start_from_the_classifier_have_its_backbone(tmp_path: Path) -> None:
-    config = run_preset("voc-cpu", CLASSES)
+    config = run_preset("voc-cpu-r50", CLASSES)
     assert config.prediction.weights == FROM_CLASSIFIER
     assert config.from_classifier
     with pytest.raises(InputError, match=r"resnet50.*resnet101.*expected the same"):
@@ -150,7 +157,7 @@ def test_networks_that_start_from_the_classifier_have_its_backbone(tmp_path: Pat
 
 def test_the_conditional_network_may_start_from_the_classifier_too() -> None:
     config = changed(
-        run_preset("voc-cpu", CLASSES), {"conditional.architecture.trunk": "unet-resnet50"}
+        run_preset("voc-cpu-r50", CLASSES), {"conditional.architecture.trunk": "unet-resnet50"}
     )
     config = changed(config, {"conditional.weights": "classifier", "prediction.weights": "none"})
     assert config.from_classifier

@@ -105,6 +105,25 @@ def voc_cpu(classes: Classes) -> Config:
     )
 
 
+def voc_cpu_r50(classes: Classes) -> Config:
+    """The same with a ResNet-50, for processors that compute in bfloat16 (AMX, AVX-512 BF16)."""
+    small = voc_cpu(classes)
+    architecture, learning = small.prediction.architecture, small.prediction.learning
+    return replace(
+        small,
+        classifier=options_for("resnet50", size=320, epochs=4, frozen=6, precision="bf16"),
+        conditional=ConditionalPreset(
+            conditional.Architecture(classes, "unet-mobilenet_v2", size=256),
+            ConditionalOptions(initial_steps=300, steps=60, samples=10, noise=0.5),
+        ),
+        prediction=PredictionPreset(
+            replace(architecture, backbone="resnet50", size=256, longest=448, channels=96),
+            replace(learning, rate=5e-4, frozen=6),
+            weights=FROM_CLASSIFIER,
+        ),
+    )
+
+
 def voc_r50(classes: Classes) -> Config:
     """The paper's setting for tags: ResNet-50, K = 10, gamma .5, |epsilon| 1, four rounds."""
     return _paper(classes, "resnet50")
@@ -145,6 +164,7 @@ def _paper(classes: Classes, backbone: str) -> Config:
 PRESETS: dict[str, Callable[[Classes], Config]] = {
     "synthetic": synthetic,
     "voc-cpu": voc_cpu,
+    "voc-cpu-r50": voc_cpu_r50,
     "voc-r50": voc_r50,
     "voc-r101": voc_r101,
 }
