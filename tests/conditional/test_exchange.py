@@ -23,11 +23,11 @@ def test_one_that_unites_two_makes_room_for_both() -> None:
     requirements = requirements_of(Annotation((6, 8), (Mark(1),)), regions)
     clashing = clashes(requirements)
     scores = torch.tensor([[[0.0, 4.0], [0.0, 3.0], [0.0, 2.0]], [[0.0, 6.0], [0.0, 3], [0.0, 2]]])
-    assert infer(scores, requirements, clashing, exchanging=False).labels.tolist() == [
+    assert infer(scores, requirements, clashing).labels.tolist() == [
         [1, 0, 0],
         [1, 0, 0],
     ]
-    found = infer(scores, requirements, clashing)
+    found = infer(scores, requirements, clashing, exchanging=True)
     assert found.labels.tolist() == [[0, 1, 1], [1, 0, 0]]  # 3 + 2 is more than 4, not than 6
     assert found.met.tolist() == [[1], [0]]
 
@@ -39,7 +39,9 @@ def test_both_need_a_peak_of_their_own() -> None:
     for peaks, wanted in (([(1, 3), (5, 3)], [0, 1, 1]), ([(1, 3)], [1, 0, 0])):
         seeds = seeds_at(peaks, [1] * len(peaks))
         requirements = requirements_of(said, regions, seeds=seeds)
-        assert infer(scores, requirements, clashes(requirements)).labels.tolist() == [wanted]
+        assert infer(
+            scores, requirements, clashes(requirements), exchanging=True
+        ).labels.tolist() == [wanted]
 
 
 def test_what_stands_for_a_box_stays() -> None:
@@ -47,7 +49,9 @@ def test_what_stands_for_a_box_stays() -> None:
     said = Annotation((6, 8), (Mark(1, box=(0.0, 0.0, 6.0, 6.0)),))
     requirements = requirements_of(said, regions)
     scores = torch.tensor([[[0.0, 4.0], [0.0, 3.0], [0.0, 2.0]]])
-    assert infer(scores, requirements, clashes(requirements)).labels.tolist() == [[1, 0, 0]]
+    assert infer(scores, requirements, clashes(requirements), exchanging=True).labels.tolist() == [
+        [1, 0, 0]
+    ]
 
 
 @settings(deadline=None, max_examples=100)
@@ -60,8 +64,8 @@ def test_no_exchange_is_left_and_the_score_never_falls(
     classes = requirements.labels
     clashing = clashes(requirements, most)
     scores = random_scores(requirements, seed)
-    greedy = infer(scores, requirements, clashing, exchanging=False).labels
-    found = infer(scores, requirements, clashing)
+    greedy = infer(scores, requirements, clashing).labels
+    found = infer(scores, requirements, clashing, exchanging=True)
     assert (total(scores, found.labels, classes) >= total(scores, greedy, classes) - 1e-5).all()
     for own, labels, met in zip(scores, found.labels, found.met, strict=True):
         assert requirements.met_by(labels)

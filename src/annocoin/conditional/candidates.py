@@ -60,7 +60,7 @@ class ScoringOptions:
     overlap: OverlapOf = "smaller"
     between: float = BETWEEN
     exhaustive: bool = False
-    exchanging: bool = True
+    exchanging: bool = False
 
     def __post_init__(self) -> None:
         check_choice("terms", self.terms, get_args(Terms))

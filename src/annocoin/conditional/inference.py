@@ -37,14 +37,14 @@ def infer(
     clashing: Clashes,
     *,
     exhaustive: bool = False,
-    exchanging: bool = True,
+    exchanging: bool = False,
 ) -> Labelling:
     """The greedy labelling for each of K scores.
 
     First every requirement gets a region, all of them together the best that they can have (which
     is the best of each, unless two want the same). Then further regions follow by falling margin
-    while that is positive, but none that clashes with a chosen one. Last, a chosen region makes
-    room for two that are better together.
+    while that is positive, but none that clashes with a chosen one. Last, if that is wanted, a
+    chosen region makes room for two that are better together.
 
     Args:
         scores: G, [K, P, J+1]: of the background and the J classes of the requirements.

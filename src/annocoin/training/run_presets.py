@@ -30,7 +30,9 @@ def synthetic(classes: Classes) -> Config:
         conditional=ConditionalPreset(
             conditional.Architecture(classes, "tiny", size=160),
             ConditionalOptions(
-                scoring=ScoringOptions(prior=0.0, sharpness=0.5, price=3.0, most=0.15),
+                scoring=ScoringOptions(
+                    prior=0.0, sharpness=0.5, price=3.0, most=0.15, exchanging=True
+                ),
                 initial_steps=160,
                 steps=40,
                 samples=6,
