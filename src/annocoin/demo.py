@@ -38,6 +38,7 @@ MADE_BY = "annocoin demo"
 SUMMARY = "summary.json"
 STARTED = ".demo"
 PRESET = "synthetic"
+IMAGES = 240
 SHOWN = 0.5
 """The least score of an instance in the picture."""
 
@@ -63,7 +64,7 @@ WAYS = (
 def run_demo(
     out: Path,
     *,
-    images: int = 280,
+    images: int = IMAGES,
     seed: int = 0,
     changes: Mapping[str, str] | None = None,
 ) -> None:

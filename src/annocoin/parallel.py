@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 import cv2
@@ -75,8 +76,8 @@ def cores() -> int:
 
 def _collect(pending: list[Callable[[], Any]], doing: str, problems: Problems) -> list[Any]:
     results = []
-    for wait in track(pending, doing):
-        result = wait()
+    for result_of in track(pending, doing):
+        result = result_of()
         if isinstance(result, BadItem):
             with problems.caught():
                 raise InputError(result.reason)
@@ -90,12 +91,21 @@ _worker: Worker | InputError
 
 def _start(start: Callable[[], Worker]) -> None:
     global _worker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     try:
         _worker = start()
     except InputError as error:  # raised here, it would look like a worker's death
         _worker = error
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that gives the work is killed: its task may take hours."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def _work(*task: Any) -> Any:

@@ -10,7 +10,7 @@ import typer
 
 from annocoin import __version__
 from annocoin.cli import datasets, options, regions, runs, seeds
-from annocoin.demo import run_demo
+from annocoin.demo import IMAGES, run_demo
 from annocoin.errors import InputError, one_line
 
 app = typer.Typer(
@@ -37,7 +37,7 @@ INTERRUPTED = 130
 @app.command("demo")
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder for what it makes.")] = Path("runs/demo"),
-    images: Annotated[int, typer.Option(help="How many scenes.")] = 280,
+    images: Annotated[int, typer.Option(help="How many scenes.")] = IMAGES,
     seed: Annotated[int, typer.Option(help="Of everything random in the training.")] = 0,
     assignments: Annotated[
         list[str] | None,

@@ -25,7 +25,7 @@ def synthetic(classes: Classes) -> Config:
     """Small images, small networks that bring their weights: minutes on two cores."""
     return Config(
         regions=RegionOptions(),
-        classifier=options_for("tiny", epochs=15),
+        classifier=options_for("tiny", epochs=9, batch=4, head_rate=2e-3, trunk_rate=2e-3),
         seeds=SeedOptions(),
         conditional=ConditionalPreset(
             conditional.Architecture(classes, "tiny", size=160),
@@ -33,8 +33,8 @@ def synthetic(classes: Classes) -> Config:
                 scoring=ScoringOptions(
                     prior=0.0, sharpness=0.5, price=3.0, most=0.15, exchanging=True
                 ),
-                initial_steps=160,
-                steps=40,
+                initial_steps=140,
+                steps=30,
                 samples=6,
             ),
         ),
@@ -54,15 +54,15 @@ def synthetic(classes: Classes) -> Config:
             ),
             PredictionOptions(
                 losses=LossOptions(anchors=64, rois=32, entropy=0.0),
-                steps=220,
-                final_steps=260,
+                steps=180,
+                final_steps=380,
                 batch=4,
                 rate=1e-3,
                 body_rate=1.0,
                 frozen=4,
             ),
         ),
-        rounds=2,
+        rounds=1,
     )
 
 

@@ -1,0 +1,75 @@
+"""Work in many processes, with real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from annocoin.errors import InputError, Problems
+from annocoin.parallel import BadItem, work_through
+
+LONG = """
+import os, sys, time
+from annocoin.errors import Problems
+from annocoin.parallel import work_through
+
+class Sleeper:
+    def __call__(self, place):
+        with open(f"{sys.argv[1]}/{os.getpid()}", "w"):
+            time.sleep(600)
+
+if __name__ == "__main__":
+    work_through([(0,), (1,)], Sleeper, "sleeping", jobs=2, problems=Problems())
+"""
+
+
+class Doubler:
+    def __call__(self, number: int) -> int | BadItem:
+        return BadItem(f"{number} is odd") if number % 2 else 2 * number
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_come_in_the_order_of_the_tasks(jobs: int) -> None:
+    tasks = [(number,) for number in (4, 0, 2)]
+    assert work_through(tasks, Doubler, "doubling", jobs=jobs, problems=Problems()) == [8, 0, 4]
+    with pytest.raises(InputError, match="3 is odd"):
+        work_through([(2,), (3,)], Doubler, "doubling", jobs=jobs, problems=Problems())
+    problems = Problems(skip=True)
+    assert work_through([(2,), (3,)], Doubler, "", jobs=jobs, problems=problems) == [4]
+    assert problems.skipped == ["3 is odd"]
+
+
+def test_workers_end_with_the_process_that_is_killed(tmp_path: Path) -> None:
+    script, folder = tmp_path / "long.py", tmp_path / "workers"
+    script.write_text(LONG)
+    folder.mkdir()
+    with subprocess.Popen([sys.executable, str(script), str(folder)]) as process:
+        _within(60, lambda: len(list(folder.iterdir())) == 2)
+        workers = [int(path.name) for path in folder.iterdir()]
+        assert all(map(_runs, workers))
+        process.send_signal(signal.SIGKILL)
+    _within(20, lambda: not any(map(_runs, workers)))
+
+
+def _within(seconds: float, true: object) -> None:
+    assert callable(true)
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process is there and not only waiting to be buried."""
+    try:
+        os.kill(process, 0)
+        state = Path(f"/proc/{process}/stat")
+        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
