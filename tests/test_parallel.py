@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,7 @@ def test_workers_end_with_the_process_that_is_killed(tmp_path: Path) -> None:
     _within(20, lambda: not any(map(_runs, workers)))
 
 
-def _within(seconds: float, true: object) -> None:
-    assert callable(true)
+def _within(seconds: float, true: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
