@@ -110,8 +110,10 @@ def _required(gains: Tensor, requirements: Requirements, clashing: Clashes) -> T
     for k, row in enumerate(best.cpu()):
         if len(row.unique()) < len(row):
             best[k] = _assigned(wanted[k])
-        if len(row) > 1 and any(requirement.more for requirement in required):
-            _part(best[k], wanted[k], required, clashing.between)
+    labels = torch.tensor([r.label for r in required], device=gains.device)
+    clash = clashing.between[best[:, :, None], best[:, None, :]] & (labels[:, None] != labels)
+    for k in clash.any(dim=(1, 2)).nonzero()[:, 0].tolist():
+        _part(best[k], wanted[k], required, clashing.between)
     return best
 
 
