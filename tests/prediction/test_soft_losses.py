@@ -22,6 +22,7 @@ from annocoin.prediction.predicting import Predictor
 from annocoin.prediction.soft_losses import LossOptions, SoftLosses
 from annocoin.prediction.soft_targets import Shares, SoftTargets, match
 from annocoin.randomness import generator_at
+from annocoin.schedule import rate_share
 from prediction.worlds import ellipse, network, nothing, one_of, picture, samples_of
 
 THEIRS = {
@@ -459,7 +460,8 @@ def test_two_squares_are_learned() -> None:
     soft = SoftLosses(net, LossOptions(anchors=64, rois=32, entropy=0.2)).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
     images = batch_of([View(image, (96, 96))])
-    for step in range(80):
+    for step in range(120):
+        optimizer.param_groups[0]["lr"] = 2e-3 * rate_share(step / 120)
         losses = soft(images, [targets], [SAME], [generator_at(step)])
         optimizer.zero_grad()
         sum(losses.values()).backward()  # type: ignore[union-attr]
