@@ -55,7 +55,7 @@ def synthetic(classes: Classes) -> Config:
             PredictionOptions(
                 losses=LossOptions(anchors=64, rois=32, entropy=0.0),
                 steps=180,
-                final_steps=440,
+                final_steps=380,
                 batch=4,
                 rate=1e-3,
                 body_rate=1.0,
