@@ -75,7 +75,7 @@ class _One:
         free &= ~clashing.between[rest & ~of_class].any(dim=0)
         free[region] = False
         gains, places = self.gains.masked_fill(~free, -torch.inf).topk(
-            min(CONSIDERED, len(free), int(free.sum()))
+            min(CONSIDERED, int(free.sum()))
         )
         if len(gains) < 2 or gains[0] + gains[1] <= self.gains[region]:
             return None
