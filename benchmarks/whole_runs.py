@@ -1,0 +1,145 @@
+"""Whole runs: the same network for the same steps from tags, boxes, seeds and true masks.
+
+    python benchmarks/whole_runs.py DATASET --split train --test val --preset synthetic \\
+        --regions R --seeds T --box-seeds B --out RUNS [--ways full image box seeds] \\
+        [--trials 0 1 2] [--set rounds=3] [--devices 2]
+
+R, T and B are what `annocoin regions`, `annocoin seeds` and `annocoin seeds --supervision box` made
+of the split. Trial s has the random seed s. What is trained already is not trained again. Writes
+RUNS/summary.json: by way and trial, mAP on the test split under two protocols, and mAP of the
+pseudo labels by stage; prints the means over trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from annocoin import load_evaluation, load_weak, workflow
+from annocoin.atomic import write_json
+from annocoin.cli.options import assignments
+from annocoin.data.dataset import EvaluationDataset
+from annocoin.demo import WAYS, Way
+from annocoin.distribution import Party, gather
+from annocoin.evaluation import evaluate
+from annocoin.regions import RegionFolder
+from annocoin.seeds import SeedFolder
+from annocoin.seeds.making import CLASSIFIER
+from annocoin.training.rounds import Given
+from annocoin.workflow import TrainedRun
+
+PROTOCOLS = ("chainercv", "bbtp")
+
+Means = dict[str, float]
+"""mAP by threshold."""
+
+
+def main() -> None:
+    given = _arguments()
+    party = gather(devices=given.devices, precision=given.precision)
+    test = load_evaluation(given.dataset, split=given.test)
+    ways = {way.name: way for way in WAYS}
+    found: dict[str, Any] = {}
+    for trial in given.trials:
+        for name in given.ways:
+            run = train(ways[name], trial, given, party)
+            if party.is_first:
+                figures = found.setdefault(name, {}).setdefault(str(trial), {})
+                figures |= {"test": measured(run, test), "labels": labels_by_stage(run)}
+                write_json(given.out / "summary.json", found, indent=1)
+                print(_line(f"{name}, trial {trial}", figures["test"][PROTOCOLS[0]]), flush=True)
+            party.wait()
+    if party.is_first:
+        print_means(found)
+
+
+def train(way: Way, trial: int, given: argparse.Namespace, party: Party) -> TrainedRun:
+    """A run of one way, with the random seed of its trial."""
+    weak = load_weak(given.dataset, way.supervision, split=given.split)
+    truth = None
+    if way.supervision != "mask":
+        truth = load_evaluation(given.dataset, split=given.split)
+    if given.limit is not None:
+        weak = replace(weak, images=weak.images[: given.limit])
+    seeds = given.box_seeds if way.supervision == "box" else given.seeds
+    say = (lambda line: print(f"  {line}", flush=True)) if party.is_first else (lambda line: None)
+    return workflow.train(
+        weak,
+        given.out / f"{way.name}-{trial}",
+        given.preset,
+        rounds=way.rounds,
+        seed=trial,
+        changes=assignments(given.set),
+        given=Given(RegionFolder(given.regions), SeedFolder(seeds), given.seeds / CLASSIFIER),
+        truth=truth,
+        party=party,
+        say=say,
+    )
+
+
+def measured(run: TrainedRun, test: EvaluationDataset) -> dict[str, Means]:
+    """mAP of what a run predicts on the test split, by protocol."""
+    predicted = workflow.predict_dataset(run, test.labelled)
+    found = {}
+    for protocol in PROTOCOLS:
+        mean = evaluate(predicted, test, protocol=protocol).mean
+        found[protocol] = {f"{threshold:g}": value for threshold, value in mean.items()}
+    return found
+
+
+def labels_by_stage(run: TrainedRun) -> list[dict[str, Any]]:
+    """mAP of the pseudo labels of the training images, in the order in which they were made."""
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if any(key.startswith("map@") for key in line)]
+
+
+def print_means(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """Means over trials, by way; and at each threshold the share of what true masks give."""
+    for protocol in PROTOCOLS:
+        means = {}
+        for name, trials in found.items():
+            own = [figures["test"][protocol] for figures in trials.values()]
+            means[name] = {key: fmean(each[key] for each in own) for key in own[0]}
+        print(f"mAP (%), protocol {protocol}, mean of {max(map(len, found.values()))} trials")
+        for name, mean in means.items():
+            print(_line(name, mean))
+            if name != "full" and "full" in means:
+                shares = {key: value / means["full"][key] for key, value in mean.items()}
+                print(_line("  of full", shares))
+
+
+def _line(name: str, means: Mapping[str, float]) -> str:
+    return f"{name:16s} " + "  ".join(f"@{key} {100 * value:5.1f}" for key, value in means.items())
+
+
+def _arguments(lines: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    names = [way.name for way in WAYS]
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--test", default="val")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--preset", default="synthetic")
+    for name in ("regions", "seeds", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--box-seeds", type=Path)
+    parser.add_argument("--ways", nargs="+", choices=names, default=names)
+    parser.add_argument("--trials", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--set", action="append", metavar="KEY=VALUE", default=[])
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--precision", default="32-true")
+    given = parser.parse_args(lines)
+    if "box" in given.ways and given.box_seeds is None:
+        parser.error("--ways box: give --box-seeds, or leave box out")
+    return given
+
+
+if __name__ == "__main__":
+    main()
