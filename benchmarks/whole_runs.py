@@ -30,7 +30,7 @@ from annocoin.evaluation import evaluate
 from annocoin.regions import RegionFolder
 from annocoin.seeds import SeedFolder
 from annocoin.seeds.making import CLASSIFIER
-from annocoin.training.rounds import Given
+from annocoin.training.given import Given
 from annocoin.workflow import TrainedRun
 
 PROTOCOLS = ("chainercv", "bbtp")

@@ -29,7 +29,7 @@ from annocoin.report.rounds import picture_of_rounds
 from annocoin.seeds import SeedFolder, make_seeds
 from annocoin.seeds.making import CLASSIFIER
 from annocoin.training.config import changed
-from annocoin.training.rounds import Given
+from annocoin.training.given import Given
 from annocoin.training.run_presets import run_preset
 from annocoin.types import Instances
 from annocoin.workflow import TrainedRun

@@ -31,17 +31,11 @@ from annocoin.regions.making import make_regions
 from annocoin.seeds import make_seeds
 from annocoin.seeds.making import CLASSIFIER
 from annocoin.training.config import Config, changed, config_from, with_weights
+from annocoin.training.given import Given
+from annocoin.training.identity import digest, fingerprint
 from annocoin.training.labelling import Sources, draw_labels, judge_regions
 from annocoin.training.pseudo_labels import PseudoLabelFolder
-from annocoin.training.rounds import (
-    CONDITIONAL,
-    PREDICTION,
-    Given,
-    Measure,
-    digest,
-    fingerprint,
-    train_run,
-)
+from annocoin.training.rounds import CONDITIONAL, PREDICTION, Measure, train_run
 from annocoin.training.run_directory import RUN, Say
 from annocoin.training.run_presets import run_preset
 from annocoin.types import Annotation, Instances

@@ -16,7 +16,7 @@ from annocoin.data.dataset import weak_dataset
 from annocoin.prediction import read_prediction
 from annocoin.seeds import read_classifier
 from annocoin.training.config import read_config
-from annocoin.training.rounds import Given
+from annocoin.training.given import Given
 from annocoin.workflow import TrainedRun
 from end_to_end.quick import QUICK, WORDS
 

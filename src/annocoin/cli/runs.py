@@ -32,7 +32,7 @@ from annocoin.progress import track
 from annocoin.regions import RegionFolder
 from annocoin.report import overlay
 from annocoin.seeds import SeedFolder
-from annocoin.training.rounds import Given
+from annocoin.training.given import Given
 from annocoin.training.run_presets import PRESETS
 
 FOR_GPUS = ("voc-r50", "voc-r101")

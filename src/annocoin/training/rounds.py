@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from annocoin.conditional import ConditionalNetwork
 from annocoin.conditional.storage import read_conditional, write_conditional
-from annocoin.data.artefacts import ArtefactFolder
 from annocoin.data.dataset import ImageId, WeakDataset
 from annocoin.distribution import Party, alone
 from annocoin.errors import InputError, Problems
@@ -28,6 +26,8 @@ from annocoin.training.cases import Case
 from annocoin.training.checkpoints import EVERY
 from annocoin.training.config import FROM_CLASSIFIER, Config, with_classifier
 from annocoin.training.from_seeds import train_from_seeds
+from annocoin.training.given import Given
+from annocoin.training.identity import by_content, content_of, digest, fingerprint
 from annocoin.training.labelling import Sources, draw_labels, judge_regions, retrieve_labels
 from annocoin.training.on_labels import train_prediction
 from annocoin.training.plan import plan
@@ -44,37 +44,6 @@ Measure = Callable[[Mapping[ImageId, Instances]], dict[str, float]]
 """Tells how good pseudo labels are, where somebody has the truth. Nothing is learned from it."""
 
 Labels = Mapping[ImageId, PseudoLabels]
-
-
-@dataclass(frozen=True)
-class Given:
-    """What need not be made: what `annocoin regions` and `annocoin seeds` made."""
-
-    regions: RegionFolder | None = None
-    seeds: SeedFolder | None = None
-    classifier: Path | None = None
-
-    @property
-    def own_classifier(self) -> Path | None:
-        """The classifier that is given, by itself or with the seeds."""
-        beside = None if self.seeds is None else self.seeds.path / CLASSIFIER
-        if self.classifier is not None or beside is None or not beside.is_file():
-            return self.classifier
-        return beside
-
-    @property
-    def made(self) -> set[str]:
-        """The stages that have nothing to do."""
-        found = {"regions": self.regions, "seeds": self.seeds, "classifier": self.own_classifier}
-        return {name for name, own in found.items() if own is not None}
-
-    def identity(self) -> dict[str, Any]:
-        """What it is, for the keys of stages and folders."""
-        return {
-            "regions": None if self.regions is None else content_of(self.regions),
-            "seeds": None if self.seeds is None else content_of(self.seeds),
-            "classifier": None if self.own_classifier is None else digest(self.own_classifier),
-        }
 
 
 def train_run(
@@ -187,7 +156,7 @@ class _Rounds:
         if not for_seeds and not self.config.from_classifier:
             return None
         options = self.config.classifier
-        stage = self.run.stage("classifier", _by_content(asdict(options), "backbone_weights"), data)
+        stage = self.run.stage("classifier", by_content(asdict(options), "backbone_weights"), data)
 
         def work() -> None:
             make_classifier(
@@ -263,7 +232,7 @@ class _Rounds:
     def from_seeds(self, seeds: Stage) -> Stage:
         """The initial training of the conditional network."""
         preset = self.config.conditional
-        made = {**_by_content(asdict(preset), "weights"), **self.machine}
+        made = {**by_content(asdict(preset), "weights"), **self.machine}
         weights, makers = self.first_weights(preset.weights)
         stage = self.run.stage("conditional", made, seeds, *makers)
 
@@ -317,7 +286,7 @@ class _Rounds:
         self.prediction_steps += steps
         part = (done / whole, self.prediction_steps / whole)
         learning = replace(preset.learning, steps=1, final_steps=1)  # said by `steps` and `part`
-        made = _by_content(asdict(replace(preset, learning=learning)), "weights")
+        made = by_content(asdict(replace(preset, learning=learning)), "weights")
         made |= {"steps": steps, "part": part, **self.machine}
         weights, makers = self.first_weights(preset.weights)
         inputs = (before, *makers) if earlier is None else (before, earlier)
@@ -393,33 +362,6 @@ class _Rounds:
         if self.measure is None or not self.run.party.is_first:
             return {}
         return self.measure({image_id: own.agreed() for image_id, own in labels.items()})
-
-
-def fingerprint(dataset: WeakDataset) -> str:
-    """A name for what a dataset says, and for its images."""
-    found = hashlib.sha256(repr((dataset.classes, dataset.supervision)).encode())
-    for image in dataset:
-        size = image.path.stat().st_size
-        found.update(repr((image.image_id, image.file_name, size, image.annotation)).encode())
-    return found.hexdigest()
-
-
-def content_of(folder: ArtefactFolder[Any]) -> dict[str, Any]:
-    """What a folder holds: how it was made, and its files by name and size."""
-    files = [(i, folder.name(i), path.stat().st_size) for i, path in folder.files.items()]
-    return {"made": folder.made, "files": hashlib.sha256(repr(files).encode()).hexdigest()}
-
-
-def digest(path: Path) -> str:
-    """A name for a file's content."""
-    with path.open("rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
-
-
-def _by_content(made: dict[str, Any], name: str) -> dict[str, Any]:
-    """The same with a file's content in the place of its path, if that is what a name says."""
-    path = Path(str(made[name]))
-    return {**made, name: digest(path)} if path.is_file() else made
 
 
 def _true_labels(dataset: WeakDataset) -> Labels:
