@@ -27,8 +27,9 @@ from annocoin.evaluation import THRESHOLDS, evaluate
 from annocoin.prediction import Predictor, read_prediction
 from annocoin.prediction.predicting import SCORE, in_batches
 from annocoin.progress import track
+from annocoin.regions import RegionFolder
 from annocoin.regions.making import make_regions
-from annocoin.seeds import make_seeds
+from annocoin.seeds import SeedFolder, make_seeds
 from annocoin.seeds.making import CLASSIFIER
 from annocoin.training.config import Config, changed, config_from, with_weights
 from annocoin.training.given import Given
@@ -66,12 +67,23 @@ class TrainedRun:
         net, _ = read_prediction(self.path / PREDICTION)
         return Predictor(net, threshold=threshold, device=device)
 
+    def given_for(self, dataset: WeakDataset) -> Given:
+        """The regions and seeds that it learned from, if it was from this dataset."""
+        said = self._of(dataset)
+        places = [self.path / said[name] for name in ("regions", "seeds") if name in said]
+        if not places or not all(place.is_dir() for place in places):
+            return Given()
+        return Given(RegionFolder(places[0]), SeedFolder(places[1]))
+
     def labels_of(self, dataset: WeakDataset) -> PseudoLabelFolder | None:
-        """The last pseudo labels, if this is the dataset that the run was trained on."""
-        said = read_json(self.path / RUN)
-        if said.get("dataset") != fingerprint(dataset) or said.get("labels") is None:
-            return None
-        return PseudoLabelFolder(self.path / said["labels"])
+        """The labels that a run without rounds learned from, if it was from this dataset."""
+        said = self._of(dataset)
+        return PseudoLabelFolder(self.path / said["labels"]) if "labels" in said else None
+
+    def _of(self, dataset: WeakDataset) -> dict[str, Any]:
+        """What the run notes, or nothing, if it was trained on another dataset."""
+        said: dict[str, Any] = read_json(self.path / RUN)
+        return said if said.get("dataset") == fingerprint(dataset) else {}
 
 
 def train(
@@ -138,16 +150,19 @@ def label(
 ) -> LabelledImages:
     """Masks for weak labels, with a confidence each; every label is met by a mask of its own.
 
-    Regions, seeds and samples are kept in the run's directory, so that the same call goes on after
-    an interruption. Images that the run was trained on have them already.
+    Regions, seeds, loss tables and samples are kept in the run's directory, so that the same call
+    goes on after an interruption, and a second one has nothing to do. For the dataset that the run
+    was trained on regions and seeds are there already.
 
     Returns:
         The images with masks instead of their labels, for `write_dataset`.
     """
-    problems, given = problems or Problems(), given or Given()
+    problems = problems or Problems()
     dataset = dataset.with_classes(run.config.classes, str(run.path))
     labels = run.labels_of(dataset)
     if labels is None:
+        if given is None or not given.made:
+            given = run.given_for(dataset)
         labels = _drawn(run, dataset, given, jobs, device, problems)
     images = []
     for image in dataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,8 +63,6 @@ def test_a_run_holds_what_it_should(runs: dict[str, Path], supervision: str) -> 
         "round 1, conditional",
         "final samples",
         "final prediction",
-        "final tables",
-        "labels",
     ]
     lines = metrics(run)
     steps = {name: [own for own in lines if own["stage"] == name] for name in stages}
@@ -193,13 +192,20 @@ def test_label_meets_every_label(
             assert any(m.confidence is not None for m in made.annotation)
 
 
-def test_label_of_the_training_images_is_ready(
+def test_label_of_the_training_images_needs_no_new_regions_and_seeds(
     runs: dict[str, Path], scenes: Path, annocoin: Callable[..., Any], tmp_path: Path
 ) -> None:
-    words = ("label", runs["image"], scenes, "--split", "train", "--out", tmp_path / "l.json")
-    outcome = annocoin(*words)
+    run = tmp_path / "moved"
+    shutil.copytree(runs["image"], run)
+    words = ("label", run, scenes, "--split", "train")
+    outcome = annocoin(*words, "--out", tmp_path / "l.json")
     assert outcome.code == 0, outcome.err
-    assert not (runs["image"] / "labelling").exists()
+    made = {path: path.stat().st_mtime_ns for path in (run / "labelling").glob("*/*/*.npz")}
+    assert {path.parent.name for path in made} == {"tables", "labels"}
+    again = annocoin(*words, "--out", tmp_path / "again.json")
+    assert again.code == 0, again.err
+    assert {path: path.stat().st_mtime_ns for path in (run / "labelling").glob("*/*/*.npz")} == made
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "l.json").read_bytes()
     found = load_labelled(tmp_path / "l.json", images=scenes / "JPEGImages")
     for said, made in zip(load_labelled(scenes, split="train"), found, strict=True):
         assert set(made.annotation.labels.tolist()) == set(said.annotation.labels.tolist())

@@ -45,5 +45,5 @@ def plan(config: Config, dataset: WeakDataset, given: Collection[str] = ()) -> l
         f"{own.samples} samples of {images} images; {network}: {learning.steps} steps of "
         f"{learning.batch}; tables of {images} images; conditional: {own.steps} steps",
     )
-    add("final", f"samples; prediction: {learning.final_steps} steps; tables; labels")
+    add("final", f"samples; prediction: {learning.final_steps} steps")
     return lines

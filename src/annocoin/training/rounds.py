@@ -84,12 +84,8 @@ def train_run(
         work = _Rounds(run, dataset, config, given, measure, jobs, problems or Problems())
         final = work.all()
         run.publish(final.folder / PREDICTION, PREDICTION)
-        labels = None if work.labels is None else work.labels.folder.relative_to(run.path)
-        run.finish(
-            config=config.to_json(),
-            dataset=fingerprint(dataset),
-            labels=None if labels is None else labels.as_posix(),
-        )
+        places = {name: run.place(folder) for name, folder in work.folders.items()}
+        run.finish(config=config.to_json(), dataset=fingerprint(dataset), **places)
     return Path(out) / PREDICTION
 
 
@@ -112,7 +108,7 @@ class _Rounds:
         self.machine = {"processes": run.party.count, "precision": run.party.precision}
         self.prediction_steps = 0  # of stages before
         self.classifier: Stage | None = None
-        self.labels: Stage | None = None  # the last pseudo labels
+        self.folders: dict[str, Path] = {}  # of what `label` can use again
 
     def all(self) -> Stage:
         data = self.run.stage("dataset", {"images": fingerprint(self.dataset)})
@@ -123,8 +119,7 @@ class _Rounds:
         regions = self.make_regions(data)
         seeds = self.make_seeds(regions)
         if self.config.rounds == 0:
-            self.labels = self.retrieved(seeds)
-            return self.prediction("prediction", self.labels, None, whole)
+            return self.prediction("prediction", self.retrieved(seeds), None, whole)
         return self.descend(self.from_seeds(seeds))
 
     def descend(self, conditional: Stage) -> Stage:
@@ -141,9 +136,7 @@ class _Rounds:
             conditional = self.against(f"{name}, conditional", conditional, tables)
         samples = self.samples("final samples", conditional, tables)
         self.run.publish(conditional.folder / CONDITIONAL, CONDITIONAL)
-        final = self.prediction("final prediction", samples, None, learning.final_steps, prediction)
-        self.labels = self.samples("labels", conditional, self.tables("final tables", final))
-        return final
+        return self.prediction("final prediction", samples, None, learning.final_steps, prediction)
 
     def make_classifier(self, data: Stage) -> Stage | None:
         """The classifier, made here or given; none where nobody asks for one."""
@@ -217,6 +210,7 @@ class _Rounds:
             seeds = SeedFolder(stage.folder / FILES)
         self.sources = Sources(self.dataset, self.regions, seeds)
         self.sources.check(self.sharing["problems"])
+        self.folders |= {"regions": self.regions.path, "seeds": seeds.path}
         return stage
 
     def retrieved(self, seeds: Stage) -> Stage:
@@ -227,6 +221,7 @@ class _Rounds:
             return self._measured(retrieve_labels(self.sources, stage.folder, **self.sharing))
 
         self.run.do(stage, work)
+        self.folders["labels"] = stage.folder
         return stage
 
     def from_seeds(self, seeds: Stage) -> Stage:

@@ -139,14 +139,16 @@ class Run:
             atomic.write_bytes(self.path / name, file.read_bytes())
         self.party.wait()
 
+    def place(self, path: Path) -> str:
+        """A path as the run notes it: what lies in its directory moves with it."""
+        path, own = path.resolve(), self.path.resolve()
+        return (path.relative_to(own) if path.is_relative_to(own) else path).as_posix()
+
     def finish(self, **facts: Any) -> None:
         """Note which stages the run's result stands on, and what others need to know of it."""
         if self.party.is_first:
             self._gather_metrics()
-            listed = [
-                {"stage": own.name, "folder": own.folder.relative_to(self.path).as_posix()}
-                for own in self.stages
-            ]
+            listed = [{"stage": own.name, "folder": self.place(own.folder)} for own in self.stages]
             atomic.write_json(self.path / RUN, {**facts, "stages": listed}, indent=1)
         self.party.wait()
 
