@@ -75,7 +75,7 @@ def train(way: Way, trial: int, given: argparse.Namespace, party: Party) -> Trai
         rounds=way.rounds,
         seed=trial,
         changes=assignments(given.set),
-        given=Given(RegionFolder(given.regions), SeedFolder(seeds), given.seeds / CLASSIFIER),
+        given=Given(RegionFolder(given.regions), SeedFolder(seeds), given.classifier),
         truth=truth,
         party=party,
         say=say,
@@ -130,6 +130,7 @@ def _arguments(lines: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("regions", "seeds", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--box-seeds", type=Path)
+    parser.add_argument("--classifier", type=Path, help="default: SEEDS/classifier.safetensors")
     parser.add_argument("--ways", nargs="+", choices=names, default=names)
     parser.add_argument("--trials", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", default=[])
@@ -138,6 +139,7 @@ def _arguments(lines: Sequence[str] | None = None) -> argparse.Namespace:
     given = parser.parse_args(lines)
     if "box" in given.ways and given.box_seeds is None:
         parser.error("--ways box: give --box-seeds, or leave box out")
+    given.classifier = given.classifier or given.seeds / CLASSIFIER
     return given
 
 
