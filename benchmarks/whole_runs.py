@@ -7,7 +7,7 @@
 R, T and B are what `annocoin regions`, `annocoin seeds` and `annocoin seeds --supervision box` made
 of the split. Trial s has the random seed s. What is trained already is not trained again. Writes
 RUNS/summary.json: by way and trial, mAP on the test split under two protocols, and mAP of the
-pseudo labels by stage; prints the means over trials.
+pseudo labels by stage, beside what is there already; prints the means over trials.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ def main() -> None:
     party = gather(devices=given.devices, precision=given.precision)
     test = load_evaluation(given.dataset, split=given.test)
     ways = {way.name: way for way in WAYS}
-    found: dict[str, Any] = {}
+    summary = given.out / "summary.json"
+    found: dict[str, Any] = json.loads(summary.read_text()) if summary.is_file() else {}
     for trial in given.trials:
         for name in given.ways:
             run = train(ways[name], trial, given, party)
             if party.is_first:
                 figures = found.setdefault(name, {}).setdefault(str(trial), {})
                 figures |= {"test": measured(run, test), "labels": labels_by_stage(run)}
-                write_json(given.out / "summary.json", found, indent=1)
+                write_json(summary, found, indent=1)
                 print(_line(f"{name}, trial {trial}", figures["test"][PROTOCOLS[0]]), flush=True)
             party.wait()
     if party.is_first:
@@ -105,12 +106,12 @@ def print_means(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         for name, trials in found.items():
             own = [figures["test"][protocol] for figures in trials.values()]
             means[name] = {key: fmean(each[key] for each in own) for key in own[0]}
-        print(f"mAP (%), protocol {protocol}, mean of {max(map(len, found.values()))} trials")
+        print(f"mAP (%), protocol {protocol}, means over trials")
         for name, mean in means.items():
-            print(_line(name, mean))
+            print(_line(f"{name}, {len(found[name])}", mean))
             if name != "full" and "full" in means:
-                shares = {key: value / means["full"][key] for key, value in mean.items()}
-                print(_line("  of full", shares))
+                full = {key: value for key, value in means["full"].items() if value}
+                print(_line("  of full", {key: mean[key] / full[key] for key in full}))
 
 
 def _line(name: str, means: Mapping[str, float]) -> str:
