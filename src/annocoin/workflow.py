@@ -18,9 +18,11 @@ from annocoin.data.dataset import (
     ImageId,
     LabelledImage,
     LabelledImages,
+    Supervision,
     WeakDataset,
 )
 from annocoin.data.images import SUFFIXES, image_size, read_image
+from annocoin.devices import AUTO, open_device
 from annocoin.distribution import Party, alone
 from annocoin.errors import InputError, Problems, brief
 from annocoin.evaluation import THRESHOLDS, evaluate
@@ -37,7 +39,7 @@ from annocoin.training.identity import digest, fingerprint
 from annocoin.training.labelling import Sources, draw_labels, judge_regions
 from annocoin.training.pseudo_labels import PseudoLabelFolder
 from annocoin.training.rounds import CONDITIONAL, PREDICTION, Measure, train_run
-from annocoin.training.run_directory import RUN, Say
+from annocoin.training.run_directory import METHOD, RUN, Say
 from annocoin.training.run_presets import run_preset
 from annocoin.types import Annotation, Instances
 
@@ -46,11 +48,16 @@ LABELLING = "labelling"
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run directory in which a training has ended."""
+    """A run directory in which a training has ended.
+
+    Args:
+        path: the directory; a str will do.
+    """
 
     path: Path
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
         if not (self.path / PREDICTION).is_file() or not (self.path / RUN).is_file():
             raise InputError(
                 f"{self.path}: no finished run; `annocoin train` makes runs, and goes on with "
@@ -62,23 +69,34 @@ class TrainedRun:
         """What it was trained with."""
         return config_from(read_json(self.path / RUN).get("config"), str(self.path / RUN))
 
-    def predictor(self, *, threshold: float = SCORE, device: str = "cpu") -> Predictor:
-        """Its prediction network at work."""
+    @property
+    def supervision(self) -> Supervision:
+        """What it was trained from."""
+        said: Supervision = read_json(self.path / RUN).get("supervision", "image")
+        return said
+
+    def predictor(self, *, threshold: float = SCORE, device: str = AUTO) -> Predictor:
+        """Its prediction network at work: a list of images, uint8 [H, W, 3], to their instances."""
         net, _ = read_prediction(self.path / PREDICTION)
         return Predictor(net, threshold=threshold, device=device)
 
     def given_for(self, dataset: WeakDataset) -> Given:
         """The regions and seeds that it learned from, if it was from this dataset."""
         said = self._of(dataset)
-        places = [self.path / said[name] for name in ("regions", "seeds") if name in said]
-        if not places or not all(place.is_dir() for place in places):
+        if not {"regions", "seeds"} <= set(said):
             return Given()
-        return Given(RegionFolder(places[0]), SeedFolder(places[1]))
+        regions, seeds = self.path / said["regions"], self.path / said["seeds"]
+        for folder in (regions, seeds):
+            if not folder.is_dir():
+                raise InputError(
+                    f"{self.path}: learned from {folder}, which is gone; give --regions and --seeds"
+                )
+        return Given(RegionFolder(regions), SeedFolder(seeds))
 
     def labels_of(self, dataset: WeakDataset) -> PseudoLabelFolder | None:
         """The labels that a run without rounds learned from, if it was from this dataset."""
-        said = self._of(dataset)
-        return PseudoLabelFolder(self.path / said["labels"]) if "labels" in said else None
+        labels = self._of(dataset).get("labels")
+        return None if labels is None else PseudoLabelFolder(self.path / labels)
 
     def _of(self, dataset: WeakDataset) -> dict[str, Any]:
         """What the run notes, or nothing, if it was trained on another dataset."""
@@ -98,6 +116,7 @@ def train(
     given: Given | None = None,
     truth: EvaluationDataset | None = None,
     party: Party | None = None,
+    device: str = AUTO,
     jobs: int | None = None,
     problems: Problems | None = None,
     say: Say = print,
@@ -116,11 +135,15 @@ def train(
         given: regions and seeds that need not be made.
         truth: true masks of the same images, to measure each round's pseudo labels; nothing is
             learned from them.
+        party: the processes that train, see `annocoin.distribution.gather`; default this one,
+            which computes on `device`, a GPU where there is one.
     """
     config = run_preset(preset, dataset.classes)
     if weights is not None:
         config = with_weights(config, weights)
     config = changed(config, changes or {})
+    if config.rounds == 0:
+        raise InputError("rounds=0 as a change; say --rounds 0, which keeps the number of steps")
     if rounds is not None:
         config = config.without_rounds() if rounds == 0 else replace(config, rounds=rounds)
     if seed is not None:
@@ -131,7 +154,7 @@ def train(
         config,
         given=given,
         measure=None if truth is None else _measure(truth, dataset),
-        party=party,
+        party=party or alone(str(open_device(device))),
         jobs=jobs,
         problems=problems,
         say=say,
@@ -145,7 +168,7 @@ def label(
     *,
     given: Given | None = None,
     jobs: int | None = None,
-    device: str = "cpu",
+    device: str = AUTO,
     problems: Problems | None = None,
 ) -> LabelledImages:
     """Masks for weak labels, with a confidence each; every label is met by a mask of its own.
@@ -157,7 +180,7 @@ def label(
     Returns:
         The images with masks instead of their labels, for `write_dataset`.
     """
-    problems = problems or Problems()
+    problems, device = problems or Problems(), str(open_device(device))
     dataset = dataset.with_classes(run.config.classes, str(run.path))
     labels = run.labels_of(dataset)
     if labels is None:
@@ -182,7 +205,7 @@ def predict(
     *,
     threshold: float = SCORE,
     batch: int = 4,
-    device: str = "cpu",
+    device: str = AUTO,
     problems: Problems | None = None,
 ) -> LabelledImages:
     """Instances in images that nobody has labelled, for `write_dataset` and pictures."""
@@ -210,7 +233,7 @@ def predict_dataset(
     *,
     threshold: float = SCORE,
     batch: int = 4,
-    device: str = "cpu",
+    device: str = AUTO,
     problems: Problems | None = None,
 ) -> dict[ImageId, Instances]:
     """Instances in the images of a dataset, whose labels are not looked at.
@@ -263,7 +286,7 @@ def _drawn(
     classifier = given.classifier or run.path / CLASSIFIER
     if given.seeds is None and not classifier.is_file():
         raise InputError(f"{run.path}: was trained with given seeds; give --classifier FILE")
-    said: list[Any] = [fingerprint(weak), given.identity(), *map(digest, networks)]
+    said: list[Any] = [METHOD, fingerprint(weak), given.identity(), *map(digest, networks)]
     said += [config.to_json(), digest(classifier) if classifier.is_file() else None]
     key = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
     folder, party = run.path / LABELLING / key, alone(device)

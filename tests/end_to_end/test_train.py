@@ -159,7 +159,7 @@ def test_without_rounds_the_seeds_are_learned(
     assert [own["stage"] for own in lines] == ["retrieved labels", *["prediction"] * 8]
     assert "map@0.5" in lines[0]
     weak = load_weak(scenes, "image", split="train")
-    labels = TrainedRun(tmp_path / "w").labels_of(weak)
+    labels = TrainedRun(str(tmp_path / "w")).labels_of(weak)  # type: ignore[arg-type]
     assert labels is not None
     assert len(labels) == len(weak)
 
@@ -170,7 +170,7 @@ def test_label_meets_every_label(
 ) -> None:
     out = tmp_path / ("labels.json" if to == "coco" else "labels")
     outcome = annocoin(
-        "label", runs["box"], scenes, "--split", "val", "--supervision", "box",
+        "label", runs["box"], scenes, "--split", "val",  # boxes, as it was trained
         "--format", to, "--out", out, "--jobs", 1,
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
@@ -211,6 +211,17 @@ def test_label_of_the_training_images_needs_no_new_regions_and_seeds(
         assert set(made.annotation.labels.tolist()) == set(said.annotation.labels.tolist())
 
 
+def test_a_run_whose_regions_are_gone_says_so(
+    runs: dict[str, Path], scenes: Path, tmp_path: Path, annocoin: Callable[..., Any]
+) -> None:
+    run, words = tmp_path / "r", ("--split", "train", "--out", tmp_path / "l.json")
+    shutil.copytree(runs["image"], run)
+    shutil.rmtree(next((run / "stages").glob("regions-*")))
+    outcome = annocoin("label", run, scenes, *words)
+    assert outcome.code == 2
+    assert "is gone; give --regions and --seeds" in outcome.err
+
+
 def test_predict_and_evaluate(
     runs: dict[str, Path], scenes: Path, annocoin: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -241,6 +252,23 @@ def test_predict_and_evaluate(
     assert pattern.code == 0
 
 
+def test_train_destroys_nothing(
+    runs: dict[str, Path], scenes: Path, tmp_path: Path, annocoin: Callable[..., Any]
+) -> None:
+    (tmp_path / "config.json").write_text("mine")
+    outcome = annocoin("train", scenes, "--split", "train", "--out", tmp_path, *SAID)
+    assert outcome.code == 2
+    assert "is no run of annocoin" in outcome.err
+    assert (tmp_path / "config.json").read_text() == "mine"
+    run = runs["image"]
+    before = (run / "run.json").read_bytes()
+    words = ("train", scenes, "--split", "train", "--out", run, *SAID)
+    outcome = annocoin(*words, "--classifier", run / "classifier.safetensors")
+    assert outcome.code == 2
+    assert "is the run's own" in outcome.err
+    assert (run / "run.json").read_bytes() == before
+
+
 def test_bad_input_is_one_line(
     runs: dict[str, Path], scenes: Path, annocoin: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -254,6 +282,7 @@ def test_bad_input_is_one_line(
         "no 'round' here": ("train", scenes, "--out", new, "--set", "round=1"),
         "say which part": ("train", scenes, "--out", new, "--set", "prediction=1"),
         "expected int": ("train", scenes, "--out", new, "--set", "rounds=many"),
+        "keeps the number of steps": ("train", scenes, "--out", new, "--set", "rounds=0"),
         "has no parts": ("train", scenes, "--out", new, "--set", "rounds.number=1"),
         "expected one of": ("train", scenes, "--out", new, "--preset", "magic"),
         "give the regions": ("train", scenes, "--out", new, "--seeds", tmp_path),

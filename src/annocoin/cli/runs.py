@@ -24,7 +24,7 @@ from annocoin.data import load_evaluation, write_dataset
 from annocoin.data.conversion import Format
 from annocoin.data.images import read_image
 from annocoin.data.loading import DatasetKind
-from annocoin.devices import AUTO, open_device
+from annocoin.devices import AUTO
 from annocoin.distribution import gather
 from annocoin.errors import InputError, Problems, check_choice, check_positive
 from annocoin.prediction.predicting import SCORE
@@ -140,7 +140,10 @@ def label_command(
     to: Annotated[
         str, typer.Option("--format", metavar="|".join(FORMATS), help="Of the masks.")
     ] = "coco",
-    supervision: SupervisionOption = "image",
+    supervision: Annotated[
+        str | None,
+        typer.Option(metavar="image|box|point|mixed", help="Default: what RUN was trained from."),
+    ] = None,
     regions: RegionsOption = None,
     seeds: SeedsOption = None,
     classifier: ClassifierOption = None,
@@ -162,10 +165,12 @@ def label_command(
     trained = workflow.TrainedRun(run)
     found = workflow.label(
         trained,
-        options.load_weak(dataset, supervision, split, kind, images, problems),
+        options.load_weak(
+            dataset, supervision or trained.supervision, split, kind, images, problems
+        ),
         given=_given(regions, seeds, classifier),
         jobs=jobs,
-        device=str(open_device(device)),
+        device=device,
         problems=problems,
     )
     loss = write_dataset(found, out, cast(Format, to))

@@ -72,7 +72,7 @@ class EncoderUNet(nn.Module):
         except (KeyError, ValueError, OSError, RuntimeError) as error:
             raise InputError(
                 f"trunk unet-{encoder}: segmentation-models-pytorch cannot make it "
-                f"({brief(str(error))})"
+                f"({brief(str(error))}); if weights cannot be fetched, give --weights DIR"
             ) from None
         self.encoder, self.decoder = net.encoder, net.decoder
         if str(weights) not in (IMAGENET, SCRATCH):

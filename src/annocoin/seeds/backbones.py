@@ -85,7 +85,7 @@ def _network(name: str, pretrained: bool) -> nn.Module:
     except (OSError, RuntimeError) as error:  # no connection, no space, a broken file
         raise InputError(
             f"backbone {name}: ImageNet weights cannot be fetched ({error}); "
-            "give a file with --backbone-weights"
+            "give a file with --backbone-weights, or to `train` a folder with --weights"
         ) from None
     return net
 

@@ -72,7 +72,8 @@ class Config:
             if weights == FROM_CLASSIFIER and backbone != own:
                 raise InputError(
                     f"{name}.weights {FROM_CLASSIFIER}: the classifier is a {_named(*own)}, the "
-                    f"{name} network's backbone a {_named(*backbone)}; expected the same"
+                    f"{name} network's backbone a {_named(*backbone)}; expected the same, or "
+                    f"--set {name}.weights=imagenet"
                 )
 
     def _backbones(self) -> dict[str, tuple[str, tuple[str, bool]]]:

@@ -73,6 +73,8 @@ def train_run(
         raise InputError("the configuration is of other classes than the dataset")
     config, party, given = config.seeded(), party or alone(), given or Given()
     if given.own_classifier is not None:
+        if given.own_classifier.resolve() == (Path(out) / CLASSIFIER).resolve():
+            raise InputError(f"{given.own_classifier}: is the run's own; leave --classifier out")
         check_classes(given.own_classifier, dataset.classes)
         of_file = read_classifier(given.own_classifier).architecture
         config = with_classifier(config, of_file.backbone, of_file.stride_in_1x1)
@@ -84,8 +86,12 @@ def train_run(
         work = _Rounds(run, dataset, config, given, measure, jobs, problems or Problems())
         final = work.all()
         run.publish(final.folder / PREDICTION, PREDICTION)
-        places = {name: run.place(folder) for name, folder in work.folders.items()}
-        run.finish(config=config.to_json(), dataset=fingerprint(dataset), **places)
+        run.finish(
+            config=config.to_json(),
+            supervision=dataset.supervision,
+            dataset=fingerprint(dataset),
+            **{name: run.place(folder) for name, folder in work.folders.items()},
+        )
     return Path(out) / PREDICTION
 
 

@@ -220,4 +220,4 @@ def is_run(path: Path) -> bool:
 
 def _is_ours(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
-    return CONFIG in names or all(name.startswith(".") for name in names)
+    return LOCK in names or is_run(folder) or all(name.startswith(".") for name in names)
