@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from PIL import Image
 from annocoin import load_evaluation, load_labelled, write_dataset
 from annocoin.data.images import image_size
 from end_to_end.quick import QUICK
+from processes import interruptible
 
 Run = Callable[..., Any]
 
@@ -270,12 +270,12 @@ def test_control_c_in_a_real_process(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
-    while not any(scratch.rglob("*.jpg")):  # at work
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    with interruptible(words, env=environment) as process:
+        while not any(scratch.rglob("*.jpg")):  # at work
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
     assert (process.returncode, "interrupted" in err, "Traceback" in err) == (130, True, False)
     assert list(tmp_path.rglob("*")) == [scratch]
 

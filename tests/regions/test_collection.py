@@ -28,6 +28,7 @@ from annocoin.regions import (
     make_regions,
 )
 from pictures import picture
+from processes import interruptible
 
 Run = Callable[..., Any]
 OPTIONS = RegionOptions("gradient", limit=40)
@@ -233,14 +234,12 @@ def test_a_name_with_another_slash_is_found_again(tmp_path: Path) -> None:
 def test_ctrl_c_is_one_line_and_leaves_whole_files(scenes: Path, tmp_path: Path) -> None:
     out = tmp_path / "regions"
     command = [sys.executable, "-m", "annocoin", "regions", str(scenes), "--out", str(out)]
-    process = subprocess.Popen(
-        [*command, "--jobs", "2"], start_new_session=True, stderr=subprocess.PIPE, text=True
-    )
-    while not (out / "regions.json").exists() and process.poll() is None:
-        time.sleep(0.02)
-    time.sleep(1.0)  # the workers are starting
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    with interruptible([*command, "--jobs", "2"], start_new_session=True) as process:
+        while not (out / "regions.json").exists() and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(1.0)  # the workers are starting
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert errors.splitlines() == ["annocoin: interrupted; nothing half-written is left"]
     assert len(RegionFolder(out)) < 8
