@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -118,7 +118,7 @@ def _line(name: str, means: Mapping[str, float]) -> str:
     return f"{name:16s} " + "  ".join(f"@{key} {100 * value:5.1f}" for key, value in means.items())
 
 
-def _arguments(lines: Sequence[str] | None = None) -> argparse.Namespace:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -137,7 +137,7 @@ def _arguments(lines: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", default=[])
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--precision", default="32-true")
-    given = parser.parse_args(lines)
+    given = parser.parse_args()
     if "box" in given.ways and given.box_seeds is None:
         parser.error("--ways box: give --box-seeds, or leave box out")
     given.classifier = given.classifier or given.seeds / CLASSIFIER
