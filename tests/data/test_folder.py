@@ -49,6 +49,19 @@ def test_labels_csv(folder: Path, text: str, expected: dict[str, list[Any]]) -> 
     assert list(labelled.classes) == sorted({n for own in expected.values() for n, _ in own})
 
 
+def test_images_without_a_line_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "labels.csv").write_text("a.jpg,cat\nb.png,\n")
+    (folder / "few.txt").write_text("a\n")
+    assert [image.image_id for image in load_weak(folder)] == ["a", "b"]
+    told = capsys.readouterr().err
+    assert "1 of the images have no line in labels.csv" in told and "c.jpg" in told
+    load_weak(folder, split="few")
+    assert capsys.readouterr().err == ""
+    (folder / "labels.csv").write_text("a.jpg,cat\nb.png,\nsub/c.jpg,cat\n")
+    load_weak(folder)
+    assert capsys.readouterr().err == ""
+
+
 def test_points_and_splits_of_a_folder(folder: Path) -> None:
     (folder / "labels.csv").write_text("image,class,x,y\na,cat,3,4\nb,dog,1,1\n")
     (folder / "few.txt").write_text("a\n")

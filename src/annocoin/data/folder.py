@@ -8,7 +8,7 @@ The columns are known by their names in the first line, in any order:
 - ``x, y``: a point.
 
 Without such a first line, the columns are image, class, then nothing, two or four numbers. Other
-columns are passed over. The list of classes is all that occur, in the order of the alphabet. A file
+columns are passed over, and images without a line, whose number is told. The list of classes is all that occur, in the order of the alphabet. A file
 `NAME.txt` beside the CSV, with one image a line, is the split NAME.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from pathlib import Path, PurePosixPath
 
 from annocoin.atomic import new_directory
@@ -61,6 +62,8 @@ def read(root: Path, split: str | None, problems: Problems) -> LabelledImages:
             by_image.setdefault(_image(root, row, f"{path}:{line}"), []).append((line, row))
     if split is not None:
         by_image = _chosen(by_image, root, split, problems)
+    else:
+        _tell_of_others(by_image, root)
     images = []
     for file, own in track(list(by_image.items()), f"reading {root.name}"):
         with problems.caught():
@@ -88,6 +91,18 @@ def _chosen(
                 raise InputError(f"{path}: {name!r} has no line in labels.csv")
             chosen[image] = by_image[image]
     return chosen
+
+
+def _tell_of_others(by_image: dict[Path, list[_Row]], root: Path) -> None:
+    """Say how many images the CSV does not name."""
+    files = (file for file in (root / "images").rglob("*") if file.suffix.lower() in SUFFIXES)
+    others = sorted(set(files) - by_image.keys())
+    if others:
+        print(
+            f"note: {root}: {len(others)} of the images have no line in labels.csv and are passed "
+            f"over, such as {others[0].name}; 'NAME,' says that no class is there",
+            file=sys.stderr,
+        )
 
 
 def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
