@@ -37,13 +37,15 @@ class Problems:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Run one item's work; an `InputError` in it is recorded if bad items are skipped."""
+        """Run one item's work; if bad items are skipped, an `InputError` in it is noted, once."""
         try:
             yield
         except (InputError, OSError) as error:
             if not self.skip:
                 raise
-            self.skipped.append(one_line(error))
+            line = one_line(error)
+            if line not in self.skipped:
+                self.skipped.append(line)
 
 
 def check_choice(what: str, value: str, choices: Iterable[str]) -> None:

@@ -54,7 +54,8 @@ def test_images_without_a_line_are_told(folder: Path, capsys: pytest.CaptureFixt
     (folder / "few.txt").write_text("a\n")
     assert [image.image_id for image in load_weak(folder)] == ["a", "b"]
     told = capsys.readouterr().err
-    assert "1 of the images have no line in labels.csv" in told and "c.jpg" in told
+    assert "1 of the images have no line in labels.csv" in told
+    assert "c.jpg" in told
     load_weak(folder, split="few")
     assert capsys.readouterr().err == ""
     (folder / "labels.csv").write_text("a.jpg,cat\nb.png,\nsub/c.jpg,cat\n")

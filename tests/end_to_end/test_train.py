@@ -352,6 +352,26 @@ def test_label_never_sees_masks_that_training_did_not(
     assert all(mask not in truth for mask in marks[1])
 
 
+@pytest.mark.parametrize("supervision", ["image", "mask"])
+def test_an_image_that_breaks_off_stops_or_is_skipped(
+    scenes: Path, tmp_path: Path, annocoin: Callable[..., Any], supervision: str
+) -> None:
+    dataset = tmp_path / "scenes"
+    shutil.copytree(scenes, dataset)
+    name = (dataset / "ImageSets/Segmentation/train.txt").read_text().split()[0]
+    (broken,) = (dataset / "JPEGImages").glob(f"{name}.*")
+    broken.write_bytes(broken.read_bytes()[:-600])  # its size can still be read
+    words = ("train", dataset, "--split", "train", "--supervision", supervision, *SAID)
+    outcome = annocoin(*words, "--out", tmp_path / "stopped")
+    assert outcome.code == 2
+    assert broken.name in outcome.err
+    outcome = annocoin(*words, "--out", tmp_path / "run", "--skip-bad")
+    assert outcome.code == 0, outcome.err
+    assert "skipped 1 bad items" in outcome.err
+    assert broken.name in outcome.err
+    assert TrainedRun(tmp_path / "run").supervision == supervision
+
+
 def test_an_earlier_run_is_gone_while_another_is_made(
     scenes: Path, tmp_path: Path, annocoin: Callable[..., Any]
 ) -> None:

@@ -8,8 +8,9 @@ The columns are known by their names in the first line, in any order:
 - ``x, y``: a point.
 
 Without such a first line, the columns are image, class, then nothing, two or four numbers. Other
-columns are passed over, and images without a line, whose number is told. The list of classes is all that occur, in the order of the alphabet. A file
-`NAME.txt` beside the CSV, with one image a line, is the split NAME.
+columns are passed over; so are images without a line, but their number is told. The list of classes
+is all that occur, in the order of the alphabet. A file `NAME.txt` beside the CSV, with one image a
+line, is the split NAME.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ def _random(seed: int, part: int, device: torch.device) -> Iterator[None]:
 def _whole(batch: list[Example], problems: Problems) -> tuple[Tensor, Tensor]:
     """Places [B] and images [B, 3, s, s] of those that could be read."""
     for _, reason in batch:
-        if isinstance(reason, str) and reason not in problems.skipped:
+        if isinstance(reason, str):
             with problems.caught():
                 raise InputError(reason)
     pairs = [(place, image) for place, image in batch if isinstance(image, Tensor)]

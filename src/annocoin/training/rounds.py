@@ -16,6 +16,7 @@ from annocoin.data.dataset import ImageId, WeakDataset
 from annocoin.distribution import Party, alone
 from annocoin.errors import InputError, Problems
 from annocoin.prediction import build_network, read_prediction, write_prediction
+from annocoin.progress import track
 from annocoin.randomness import seed_of
 from annocoin.regions import RegionFolder
 from annocoin.regions.making import make_regions
@@ -121,7 +122,8 @@ class _Rounds:
         whole = self.config.prediction_steps
         self.classifier = self.make_classifier(data)
         if self.dataset.fully_masked:
-            return self.prediction("prediction", data, _true_labels(self.dataset), whole)
+            labels = _true_labels(self.dataset, self.sharing["problems"])
+            return self.prediction("prediction", data, labels, whole)
         regions = self.make_regions(data)
         seeds = self.make_seeds(regions)
         if self.config.rounds == 0:
@@ -365,10 +367,16 @@ class _Rounds:
         return self.measure({image_id: own.agreed() for image_id, own in labels.items()})
 
 
-def _true_labels(dataset: WeakDataset) -> Labels:
-    """The masks that are given, without those of crowds."""
+def _true_labels(dataset: WeakDataset, problems: Problems) -> Labels:
+    """The masks that are given, without those of crowds.
+
+    Where bad images are skipped, each is opened now: training would meet them one by one.
+    """
     found = {}
-    for image in dataset:
-        instances = image.annotation.instances()
-        found[image.image_id] = PseudoLabels.certain(instances[~instances.crowd])
+    for image in track(dataset, "opening images") if problems.skip else dataset:
+        with problems.caught():
+            if problems.skip:
+                image.pixels()
+            instances = image.annotation.instances()
+            found[image.image_id] = PseudoLabels.certain(instances[~instances.crowd])
     return found
