@@ -49,8 +49,8 @@ from annocoin.report.samples import picture_of_samples
 from annocoin.seeds import SeedFolder, retrieve
 from annocoin.training.against import direct_step
 from annocoin.training.cases import Cases
+from annocoin.training.conditional_options import ConditionalOptions
 from annocoin.training.from_seeds import train_from_seeds
-from annocoin.training.options import ConditionalOptions
 from annocoin.types import Instances
 from region_algebra import median, peak_bytes, random_regions
 

@@ -20,11 +20,11 @@ from annocoin.seeds import Seeds
 from annocoin.training.against import direct_step, train_against
 from annocoin.training.cases import Case
 from annocoin.training.conditional_learner import features_of
+from annocoin.training.conditional_options import ConditionalOptions
+from annocoin.training.conditional_presets import preset
 from annocoin.training.from_seeds import train_from_seeds
 from annocoin.training.learning import Support
 from annocoin.training.metrics import Noted
-from annocoin.training.options import ConditionalOptions
-from annocoin.training.presets import preset
 from training.worlds import OBJECT, PART, square_case
 
 CASES = [square_case(number) for number in range(8)]

@@ -2,9 +2,9 @@
 
 from annocoin.training.against import train_against
 from annocoin.training.cases import Case, Cases
+from annocoin.training.conditional_options import ConditionalOptions
+from annocoin.training.conditional_presets import ConditionalPreset, preset
 from annocoin.training.from_seeds import train_from_seeds
-from annocoin.training.options import ConditionalOptions
-from annocoin.training.presets import ConditionalPreset, preset
 
 __all__ = [
     "Case",

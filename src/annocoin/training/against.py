@@ -17,8 +17,8 @@ from annocoin.objective.task_loss import disagreement_table
 from annocoin.randomness import generator_at
 from annocoin.training.cases import Case
 from annocoin.training.conditional_learner import train_conditional
+from annocoin.training.conditional_options import ConditionalOptions
 from annocoin.training.learning import Figures, Support
-from annocoin.training.options import ConditionalOptions
 
 Table = Callable[[Case], Tensor]
 """What the prediction network thinks of a case's regions: D [P, J+1], for 0 and its labels."""

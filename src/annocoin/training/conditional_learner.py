@@ -11,8 +11,8 @@ from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.distribution import Party
 from annocoin.errors import InputError, brief
 from annocoin.training.cases import Case, Cases
+from annocoin.training.conditional_options import ConditionalOptions
 from annocoin.training.learning import Batch, Figures, Support, learn, places_at
-from annocoin.training.options import ConditionalOptions
 
 LossOf = Callable[[Case, Tensor, int], tuple[Tensor, Figures]]
 """The loss of one case, from its features [F, h, w] and the step's number."""

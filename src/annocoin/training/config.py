@@ -19,8 +19,8 @@ from annocoin.regions.making import RegionOptions
 from annocoin.seeds import SeedOptions
 from annocoin.seeds.backbones import IMAGENET
 from annocoin.seeds.classifier_training import ClassifierOptions
+from annocoin.training.conditional_presets import ConditionalPreset
 from annocoin.training.prediction_options import PredictionOptions
-from annocoin.training.presets import ConditionalPreset
 
 FROM_CLASSIFIER = "classifier"
 """Weights of a network whose backbone starts from the trunk of the run's own classifier."""

@@ -12,8 +12,8 @@ from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.randomness import generator_at, seed_of
 from annocoin.training.cases import Case
 from annocoin.training.conditional_learner import features_of, train_conditional
+from annocoin.training.conditional_options import ConditionalOptions
 from annocoin.training.learning import Figures, Support, order
-from annocoin.training.options import ConditionalOptions
 
 
 def train_from_seeds(

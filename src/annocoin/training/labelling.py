@@ -23,7 +23,7 @@ from annocoin.randomness import generator_at
 from annocoin.regions import RegionFolder
 from annocoin.seeds import SeedFolder, retrieve
 from annocoin.training import pseudo_labels, tables
-from annocoin.training.presets import ConditionalPreset
+from annocoin.training.conditional_presets import ConditionalPreset
 from annocoin.training.pseudo_labels import PseudoLabelFolder, PseudoLabels, write_pseudo_labels
 from annocoin.training.tables import TableFolder, write_table
 from annocoin.types import Instances, Mark

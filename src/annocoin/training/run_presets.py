@@ -13,10 +13,10 @@ from annocoin.prediction import LossOptions
 from annocoin.regions.making import RegionOptions
 from annocoin.seeds import SeedOptions
 from annocoin.seeds.classifier_training import options_for
+from annocoin.training.conditional_options import ConditionalOptions
+from annocoin.training.conditional_presets import ConditionalPreset
 from annocoin.training.config import FROM_CLASSIFIER, Config, PredictionPreset
-from annocoin.training.options import ConditionalOptions
 from annocoin.training.prediction_options import PredictionOptions
-from annocoin.training.presets import ConditionalPreset
 
 Classes = tuple[str, ...]
 

@@ -24,7 +24,7 @@ from annocoin.seeds import SeedFolder
 from annocoin.seeds.backbones import IMAGENET
 from annocoin.seeds.filtering import BEST
 from annocoin.training.cases import Case, Cases
-from annocoin.training.options import ConditionalOptions
+from annocoin.training.conditional_options import ConditionalOptions
 
 
 @dataclass(frozen=True)
