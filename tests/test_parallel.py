@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from annocoin.errors import InputError, Problems
 from annocoin.parallel import BadItem, work_through
@@ -44,6 +45,25 @@ def test_results_come_in_the_order_of_the_tasks(jobs: int) -> None:
     problems = Problems(skip=True)
     assert work_through([(2,), (3,)], Doubler, "", jobs=jobs, problems=problems) == [4]
     assert problems.skipped == ["3 is odd"]
+
+
+class Threads:
+    def __call__(self) -> int:
+        return torch.get_num_threads()
+
+
+def test_a_task_that_is_left_is_done_as_by_the_workers() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        found = [
+            work_through([()] * tasks, Threads, "counting", jobs=jobs, problems=Problems())
+            for tasks, jobs in ((2, 2), (1, 2), (1, 1))
+        ]
+        assert found == [[1, 1], [1], [3]]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_workers_end_with_the_process_that_is_killed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from annocoin.randomness import generator_at, seed_of
+from annocoin.randomness import generator_at, seed_of, seeded
 
 
 def test_the_same_place_the_same_numbers() -> None:
@@ -26,3 +26,14 @@ def test_another_process_draws_the_same() -> None:
     program = "from annocoin.randomness import seed_of; print(seed_of(7, 'x', 'image.jpg'))"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert int(answer.stdout) == seed_of(7, "x", "image.jpg")
+
+
+def test_layers_draw_from_the_seed_and_leave_all_as_it_was() -> None:
+    torch.manual_seed(1)
+    wanted = torch.rand(2)
+    torch.manual_seed(1)
+    with seeded(7):
+        first = torch.rand(3)
+    assert torch.equal(torch.rand(2), wanted)
+    with seeded(7):
+        assert torch.equal(torch.rand(3), first)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
@@ -67,6 +70,12 @@ class Party:
         """Go on when all have come here."""
         self.fabric.barrier()
 
+    def heed(self, problem: str | None) -> None:
+        """Raise in all processes what the first one has found wrong, if anything."""
+        found = self.fabric.broadcast(problem)
+        if found is not None:
+            raise InputError(found)
+
     def joined(
         self, learner: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[Any, torch.optim.Optimizer]:
@@ -81,6 +90,20 @@ class Party:
         together = self.fabric.all_reduce(numbers, reduce_op="mean")
         assert isinstance(together, Tensor)
         return dict(zip(values, together.tolist(), strict=True))
+
+
+def workers(asked: int | None, party: Party | None = None, device: str = "cpu") -> int:
+    """How many processes of each of the party's go through images: as asked, or one for each core.
+
+    Where a network computes on a GPU it is one: each would have its own copy of it there.
+    """
+    if asked is not None:
+        check_positive("jobs", asked)
+    if torch.device(device).type != "cpu":
+        return 1
+    if asked is not None:
+        return asked
+    return cores() if party is None else party.jobs
 
 
 @cache
@@ -103,6 +126,9 @@ def gather(
     check_choice("precision", precision, PRECISIONS)
     check_positive("devices", devices)
     check_positive("nodes", nodes)
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if 0 < local < torch.cuda.device_count():
+        torch.cuda.set_device(local)  # or each process would open the first GPU as well
     place = open_device(device)
     if precision == "bf16-mixed":
         warn_of_slow_bfloat16(place)
@@ -126,5 +152,14 @@ def gather(
         raise InputError(f"--devices {devices} --precision {precision}: {error}") from None
     if place.type == "cpu" and devices > 1:  # processes that share cores must not fight for them
         torch.set_num_threads(max(1, cores() // devices))
+    if local > 0:
+        threading.Thread(target=_end_with_first, args=(os.getppid(),), daemon=True).start()
     fabric.launch()
     return Party(fabric, nodes, precision)
+
+
+def _end_with_first(starter: int) -> None:
+    """End this process when the one that started it has ended: nobody would come to meet it."""
+    while os.getppid() == starter:
+        time.sleep(1)
+    os._exit(1)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
@@ -42,19 +42,22 @@ def work_through(
 ) -> list[Any]:
     """Call a worker with each task, in `jobs` processes, with 1 in this one; gives the results.
 
+    A last task that is left of many is done in this process too, with one thread as in the others:
+    results may depend on the number of threads, and must not on interruptions.
+
     Args:
         tasks: arguments of the worker's calls.
         start: makes a process's worker, with the tools that many tasks need; can be pickled.
         doing: what the progress bar says.
     """
-    jobs = min(jobs, len(tasks))
     if not tasks:
         return []
-    if jobs == 1:
-        work = start()
-        return _collect([partial(work, *task) for task in tasks], doing, problems)
+    if jobs == 1 or len(tasks) == 1:
+        with nullcontext() if jobs == 1 else _one_thread():
+            work = start()
+            return _collect([partial(work, *task) for task in tasks], doing, problems)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, _start, (start,)) as pool:
+    with ProcessPoolExecutor(min(jobs, len(tasks)), context, _start, (start,)) as pool:
         try:
             with _interrupts_ignored():
                 futures = [pool.submit(_work, *task) for task in tasks]
@@ -84,6 +87,18 @@ def _collect(pending: list[Callable[[], Any]], doing: str, problems: Problems) -
         else:
             results.append(result)
     return results
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    of_torch, of_cv2 = torch.get_num_threads(), cv2.getNumThreads()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(of_torch)
+        cv2.setNumThreads(of_cv2)
 
 
 _worker: Worker | InputError

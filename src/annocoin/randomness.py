@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -16,3 +18,16 @@ def seed_of(*place: int | str) -> int:
 def generator_at(*place: int | str) -> torch.Generator:
     """A generator for a place: the same place, the same numbers."""
     return torch.Generator().manual_seed(seed_of(*place))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """What torch draws in the block depends on this seed only, and nothing outside is changed.
+
+    Args:
+        device: where they compute, if not on the processor.
+    """
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

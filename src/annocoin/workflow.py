@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from annocoin import atomic
 from annocoin.data.checks import read_json
 from annocoin.data.conversion import with_instances
 from annocoin.data.dataset import (
@@ -39,7 +40,7 @@ from annocoin.training.identity import digest, fingerprint
 from annocoin.training.labelling import Sources, draw_labels, judge_regions
 from annocoin.training.pseudo_labels import PseudoLabelFolder
 from annocoin.training.rounds import CONDITIONAL, PREDICTION, Measure, train_run
-from annocoin.training.run_directory import METHOD, RUN, Say
+from annocoin.training.run_directory import LOCK, METHOD, RUN, Say
 from annocoin.training.run_presets import run_preset
 from annocoin.types import Annotation, Instances
 
@@ -186,7 +187,8 @@ def label(
     if labels is None:
         if given is None or not given.made:
             given = run.given_for(dataset)
-        labels = _drawn(run, dataset, given, jobs, device, problems)
+        with atomic.only_one(run.path / LOCK):  # no training may change the networks meanwhile
+            labels = _drawn(run, dataset, given, jobs, device, problems)
     images = []
     for image in dataset:
         with problems.caught():
@@ -276,7 +278,7 @@ def _drawn(
     device: str,
     problems: Problems,
 ) -> PseudoLabelFolder:
-    """Samples for a dataset that is new to a run."""
+    """Samples of a run's conditional network for a dataset, which its prediction network judged."""
     config, networks = run.config, [run.path / PREDICTION, run.path / CONDITIONAL]
     if not networks[1].is_file():
         raise InputError(

@@ -335,21 +335,16 @@ def test_classes_are_known_by_their_names(
 def test_label_never_sees_masks_that_training_did_not(
     runs: dict[str, Path], scenes: Path, tmp_path: Path, annocoin: Callable[..., Any]
 ) -> None:
+    truth = [m.mask for i in load_evaluation(scenes, split="val").labelled for m in i.annotation]
     for supervision in ("box", "mixed"):
         out = tmp_path / f"{supervision}.json"
         outcome = annocoin("label", runs["box"], scenes, "--split", "val", "--jobs", 1,
                            "--supervision", supervision, "--out", out)  # fmt: skip
         assert outcome.code == 0, outcome.err
-    marks = [
-        [mark.mask for image in labelled for mark in image.annotation]
-        for labelled in (
-            load_labelled(tmp_path / f"{s}.json", images=scenes / "JPEGImages")
-            for s in ("box", "mixed")
-        )
-    ]
-    truth = [m.mask for i in load_evaluation(scenes, split="val").labelled for m in i.annotation]
-    assert len(marks[1]) == len(truth)
-    assert all(mask not in truth for mask in marks[1])
+        labelled = load_labelled(out, images=scenes / "JPEGImages")
+        masks = [mark.mask for image in labelled for mark in image.annotation]
+        assert len(masks) == len(truth)
+        assert all(mask not in truth for mask in masks)
 
 
 @pytest.mark.parametrize("supervision", ["image", "mask"])

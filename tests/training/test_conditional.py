@@ -124,7 +124,7 @@ def test_it_follows_the_prediction_network(trained: dict[str, Tensor]) -> None:
     [
         {"pointwise": True},
         {"gamma": 0.0},
-        {"epsilon": -1.0},
+        {"epsilon": 1.0},
         {"scoring": ScoringOptions("U")},
         {"scoring": ScoringOptions("U+P", pairwise="literal", overlap="later", exhaustive=True)},
     ],

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from annocoin import InputError
-from annocoin.distribution import Party, alone, gather
+from annocoin.distribution import Party, alone, gather, workers
+from annocoin.parallel import cores
 from annocoin.schedule import rate_share
 from annocoin.training.checkpoints import Keeper
 from annocoin.training.learning import Batch, Support, learn, order, places_at
@@ -107,6 +108,17 @@ def test_a_loss_that_is_no_number_stops_with_all_there_is_to_know() -> None:
         )  # fmt: skip
 
 
+def test_what_happens_to_another_process_stops_all() -> None:
+    class OfTwo(Party):
+        def mean(self, values: dict[str, float]) -> dict[str, float]:
+            return {**values, "loss": math.nan}
+
+    net = Line()
+    with pytest.raises(InputError, match="loss of another process is not finite at step 1"):
+        train(net, party=OfTwo(alone().fabric))
+    assert net.weight.item() == 0, "no step is made with it"
+
+
 def test_gradients_are_clipped() -> None:
     def far(step: int, party: Party) -> Batch:
         return Batch(("a",), (torch.tensor([1e6]),))
@@ -118,6 +130,8 @@ def test_gradients_are_clipped() -> None:
         steps=1, weight_decay=0.0, clip=0.5, doing="line", support=Support(log=noted),
     )  # fmt: skip
     assert noted.lines[0]["gradient"] == pytest.approx(3e6, rel=1e-4), "the norm before it"
+    assert net.weight.grad is not None
+    assert net.weight.grad.abs().item() == pytest.approx(0.5)
 
 
 def test_the_rate_rises_and_falls() -> None:
@@ -153,6 +167,17 @@ def test_a_party_of_one_has_everything() -> None:
     assert list(party.share(range(5))) == [0, 1, 2, 3, 4]
     assert party.mean({"a": 2.0}) == {"a": 2.0}
     party.wait()
+    party.heed(None)
+    with pytest.raises(InputError, match="run: is taken"):
+        party.heed("run: is taken")
+
+
+def test_workers_are_as_many_as_asked_but_one_on_a_gpu() -> None:
+    assert workers(None) == workers(None, alone()) == cores()
+    assert workers(3) == workers(3, alone()) == 3
+    assert workers(None, device="cuda:1") == workers(5, device="cuda:1") == 1
+    with pytest.raises(InputError, match="at least 1"):
+        workers(0)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from annocoin.data.conversion import Format
 from annocoin.data.images import read_image
 from annocoin.data.loading import DatasetKind
 from annocoin.devices import AUTO
-from annocoin.distribution import gather
+from annocoin.distribution import PRECISIONS, gather
 from annocoin.errors import InputError, Problems, check_choice, check_positive
 from annocoin.prediction.predicting import SCORE
 from annocoin.progress import track
@@ -60,7 +60,7 @@ def train_command(
         "voc-r50"
     ),
     rounds: Annotated[
-        int | None, typer.Option(help="R; with 0 one training on the seeds' regions (WISE).")
+        int | None, typer.Option(help="R; with 0 one training on the seeds' regions.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     assignments: Annotated[
@@ -83,7 +83,7 @@ def train_command(
     devices: Annotated[int, typer.Option(help="Processes that train, on each machine.")] = 1,
     nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
     precision: Annotated[
-        str, typer.Option(metavar="32-true|bf16-mixed|...", help="Of training.")
+        str, typer.Option(metavar="|".join(PRECISIONS), help="Of training.")
     ] = "32-true",
     split: Split = None,
     kind: KindOption = None,

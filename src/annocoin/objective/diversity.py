@@ -8,6 +8,7 @@ from torch import Tensor
 from annocoin.conditional.inference import total
 from annocoin.errors import InputError
 from annocoin.objective.task_loss import one_hot
+from annocoin.prediction import entropy
 
 GAMMA = 0.5
 
@@ -54,13 +55,10 @@ def prediction_self_diversity(class_logits: Tensor, mask_logits: Tensor | None =
         mask_logits: of the masks that count, [M, h, w]; their entropy is averaged over pixels.
     """
     logs = class_logits.log_softmax(dim=1)
-    entropy = -(logs.exp() * logs).sum(dim=1).mean() if len(logs) else class_logits.sum() * 0
+    found = entropy.of_classes(logs).mean() if len(logs) else class_logits.sum() * 0
     if mask_logits is None or not len(mask_logits):
-        return entropy
-    chance = mask_logits.sigmoid()
-    # -p log p - (1-p) log(1-p), written so that large logits stay finite
-    pixels = torch.nn.functional.softplus(mask_logits) - chance * mask_logits
-    return entropy + pixels.mean()
+        return found
+    return found + entropy.of_masks(mask_logits).mean()
 
 
 def dissimilarity(

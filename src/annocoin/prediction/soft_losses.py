@@ -20,6 +20,7 @@ from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import roi_align
 
 from annocoin.errors import InputError, check_positive
+from annocoin.prediction import entropy
 from annocoin.prediction.networks import mask_layer
 from annocoin.prediction.sampling import choose
 from annocoin.prediction.soft_targets import Shares, SoftTargets, match
@@ -200,8 +201,8 @@ class SoftLosses(nn.Module):
             first += len(boxes)
         losses = {"class": -(weight * (wanted * logs).sum(dim=1)).sum(), "box": of_box}
         if self.options.entropy:
-            entropy = -(weight * (logs.exp() * logs).sum(dim=1)).sum()
-            losses["class entropy"] = -self.options.entropy * entropy
+            mean = (weight * entropy.of_classes(logs)).sum()
+            losses["class entropy"] = -self.options.entropy * mean
         return losses
 
     def _masks(
@@ -237,8 +238,7 @@ class SoftLosses(nn.Module):
         each = F.binary_cross_entropy_with_logits(logits, goal, reduction="none").mean(dim=(1, 2))
         losses = {"mask": self.options.mask * (weight * each).sum()}
         if self.options.entropy:
-            entropy = F.softplus(logits) - logits.sigmoid() * logits
-            mean = (weight * entropy.mean(dim=(1, 2))).sum()
+            mean = (weight * entropy.of_masks(logits)).sum()
             losses["mask entropy"] = -self.options.mask * self.options.entropy * mean
         return losses
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from annocoin.data.dataset import LabelledImage, LabelledImages, WeakDataset, WeakImage
 from annocoin.data.images import read_image
-from annocoin.distribution import Party
+from annocoin.distribution import Party, workers
 from annocoin.errors import InputError, Problems, check_choice, check_positive, one_line
-from annocoin.parallel import BadItem, cores, work_through
+from annocoin.parallel import BadItem, work_through
 from annocoin.regions.boundaries import KINDS, BoundaryDetector, DetectorKind
 from annocoin.regions.collection import RegionFolder
 from annocoin.regions.imports import Found, Source, open_source
@@ -61,8 +61,7 @@ def make_regions(
         party: the processes among which the images are shared.
     """
     out, options, problems = Path(out), options or RegionOptions(), problems or Problems()
-    jobs = cores() if jobs is None else jobs
-    check_positive("jobs", jobs)
+    jobs = workers(jobs, party)
     source: Source | None = None
     if options.source is not None:
         if isinstance(labelled, WeakDataset):

@@ -6,8 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,6 +22,7 @@ from annocoin.devices import warn_of_slow_bfloat16
 from annocoin.errors import InputError, Problems, check_choice, check_positive, one_line
 from annocoin.parallel import cores
 from annocoin.progress import track
+from annocoin.randomness import seeded
 from annocoin.schedule import rate_share
 from annocoin.seeds.augmentation import augmented
 from annocoin.seeds.backbones import IMAGENET, SCRATCH, TINY, TINY_LAYERS
@@ -121,14 +121,15 @@ def train_classifier(
     if options.precision == "bf16":
         warn_of_slow_bfloat16(device)
     made = how_trained(options, dataset)
-    with _random(options.seed, 0, device):
+    first = options.seed * 1_000_003  # of the new layer's weights; then one for each epoch
+    with seeded(first, device):
         net = Classifier(options.architecture(dataset.classes), options.backbone_weights)
     net = net.to(device).to(memory_format=torch.channels_last)
     optimizer = _optimizer(net, options)
     state = Checkpoint(net, optimizer, made)
     done = 0 if checkpoint is None else read_checkpoint(checkpoint, state)
     for epoch in range(done, options.epochs):
-        with _random(options.seed, epoch + 1, device):
+        with seeded(first + epoch + 1, device):  # some backbones drop layers at random
             figures = _epoch(net, optimizer, dataset, options, epoch, problems)
         if validation is not None:
             figures["validation_tag_map"] = tag_map(predict_tags(net, validation), validation)
@@ -250,17 +251,6 @@ def _epoch(
         "training_tag_map": tag_map(scores, dataset),
         "seconds": time.monotonic() - started,
     }
-
-
-@contextmanager
-def _random(seed: int, part: int, device: torch.device) -> Iterator[None]:
-    """What torch draws in the block depends on these numbers only, and changes nothing outside.
-
-    The new layer's first weights are drawn, and some backbones drop layers at random.
-    """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed * 1_000_003 + part)
-        yield
 
 
 def _whole(batch: list[Example], problems: Problems) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,8 @@ from typing import Any
 from annocoin import atomic
 from annocoin.data.dataset import ImageId, WeakDataset, WeakImage
 from annocoin.devices import open_device
-from annocoin.distribution import Party
-from annocoin.errors import InputError, Problems, brief, check_positive, one_line
+from annocoin.distribution import Party, workers
+from annocoin.errors import InputError, Problems, brief, one_line
 from annocoin.parallel import BadItem, cores, work_through
 from annocoin.regions import RegionFolder, read_regions
 from annocoin.seeds.classifier_file import check_made, read_classifier, write_classifier
@@ -57,16 +57,15 @@ def make_seeds(
         regions: what `make_regions` made; the seeds' files have the same names.
         classifier: how to train the classifier, which is kept in `out`; or the file of one.
         validation: images on which the classifier's tag mAP is measured, with training only.
-        jobs: processes, one thread each; default all cores. With another device than the
-            processor, one.
+        jobs: processes, one thread each; default all cores. On another device than the
+            processor it is one.
         problems: `Problems(skip=True)` leaves bad images out instead of stopping.
         log: called after each epoch of training with its figures.
         party: the processes among which the images are shared; the first trains the classifier.
     """
     out, options, problems = Path(out), options or SeedOptions(), problems or Problems()
-    jobs = (cores() if device == "cpu" else 1) if jobs is None else jobs
-    check_positive("jobs", jobs)
     open_device(device)
+    jobs = workers(jobs, party, device)
     usable = _with_regions(dataset, regions, problems)
     classifier = classifier or ClassifierOptions()
     if not isinstance(classifier, ClassifierOptions):

@@ -52,7 +52,7 @@ class Config:
         regions, classifier, seeds: of the first stages.
         conditional, prediction: the two networks.
         rounds: R; with 0 the prediction network is trained once, on the regions that seeds
-            retrieve (as WISE does).
+            retrieve (WISE's idea).
         seed: of everything random; that of the stages is set by it.
     """
 

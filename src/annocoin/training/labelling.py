@@ -14,9 +14,9 @@ from annocoin import masks as rle
 from annocoin.conditional.storage import read_conditional
 from annocoin.data.artefacts import ArtefactFolder
 from annocoin.data.dataset import WeakDataset, WeakImage
-from annocoin.distribution import Party
+from annocoin.distribution import Party, workers
 from annocoin.errors import InputError, Problems, one_line
-from annocoin.parallel import BadItem, Worker, cores, work_through
+from annocoin.parallel import BadItem, Worker, work_through
 from annocoin.prediction import judge, read_prediction
 from annocoin.prediction.images import view
 from annocoin.randomness import generator_at
@@ -139,8 +139,9 @@ def _work(
         own = own if party is None else party.share(own)
         places = [(place, files[images[place].image_id]) for place in own]
         todo = [(place, path) for place, path in places if not is_current(path)]
-        if jobs is None:
-            jobs = cores() if _device(party) == "cpu" and len(todo) > FEW else 1
+        if jobs is None and len(places) <= FEW:  # of all: those left must end as those before
+            jobs = 1
+        jobs = workers(jobs, party, _device(party))
         work_through(todo, start, doing, jobs=jobs, problems=problems or Problems())
 
 

@@ -14,7 +14,7 @@ from annocoin.data.dataset import ImageId
 from annocoin.distribution import Party, alone
 from annocoin.errors import InputError
 from annocoin.progress import track
-from annocoin.randomness import generator_at, seed_of
+from annocoin.randomness import generator_at, seed_of, seeded
 from annocoin.schedule import rate_share
 from annocoin.training.checkpoints import Keeper
 from annocoin.training.metrics import Log
@@ -73,12 +73,12 @@ def learn(
         groups: of weights, each with its greatest learning rate "lr".
         batch_at: this process's batch of a step.
         clip: the greatest norm of a gradient.
-        doing: for messages.
+        doing: a name, for messages, and for what is drawn: other names, other draws.
         part: from which to which share of a longer training this is, for the learning rate.
         seed: of what the learner's own layers draw, such as dropout.
     """
     support = support or Support()
-    party = support.party or alone()
+    party = support.party or alone(str(next(learner.parameters()).device))
     rates = [float(group["lr"]) for group in groups]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         list(groups), weight_decay=weight_decay, foreach=True
@@ -94,23 +94,20 @@ def learn(
             progress = part[0] + (part[1] - part[0]) * (step + 0.5) / steps
             group["lr"] = rate * rate_share(progress)
         batch = batch_at(step, party)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed_of(seed, doing, "layers", step, party.rank))
+        with seeded(seed_of(seed, doing, "layers", step, party.rank), party.device):
             losses, figures = joined(batch)
         loss = torch.stack([own.float() for own in losses.values()]).sum()
         figures = {"loss": loss.item()} | {k: v.item() for k, v in losses.items()} | figures
-        if not math.isfinite(loss.item()):
-            raise InputError(f"{doing}: {_where(step, batch, figures)}; lower the learning rate")
         optimizer.zero_grad()
         party.fabric.backward(loss)
         norm = party.fabric.clip_gradients(
             joined, optimizer, max_norm=clip, error_if_nonfinite=False
         )
         figures["gradient"] = float(norm)  # type: ignore[arg-type]
-        if not math.isfinite(figures["gradient"]):
+        means = party.mean(figures)
+        if not _is_finite(means):  # the same in all processes: all stop
             raise InputError(f"{doing}: {_where(step, batch, figures)}; lower the learning rate")
         optimizer.step()
-        means = party.mean(figures)
         if party.is_first:
             if support.log is not None:
                 support.log.note({"step": step + 1, **means})
@@ -133,7 +130,13 @@ class _Step(nn.Module):
         return found
 
 
+def _is_finite(figures: Figures) -> bool:
+    return math.isfinite(figures["loss"]) and math.isfinite(figures["gradient"])
+
+
 def _where(step: int, batch: Batch, figures: Figures) -> str:
+    if _is_finite(figures):
+        return f"the loss of another process is not finite at step {step + 1}"
     return (
         f"the loss is {figures['loss']} at step {step + 1}, images {list(batch.image_ids)}, "
         f"{figures}"

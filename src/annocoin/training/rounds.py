@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from annocoin.conditional import ConditionalNetwork
@@ -17,7 +16,7 @@ from annocoin.distribution import Party, alone
 from annocoin.errors import InputError, Problems
 from annocoin.prediction import build_network, read_prediction, write_prediction
 from annocoin.progress import track
-from annocoin.randomness import seed_of
+from annocoin.randomness import seed_of, seeded
 from annocoin.regions import RegionFolder
 from annocoin.regions.making import make_regions
 from annocoin.seeds import SeedFolder, make_classifier, make_seeds, read_classifier
@@ -67,7 +66,8 @@ def train_run(
     Args:
         config: everything about the method; its classes are the dataset's.
         measure: measures each round's pseudo labels.
-        jobs: processes of stages that go image by image.
+        jobs: processes, for each of the party's, of stages that go image by image; default all
+            cores, and on a GPU one where a network computes.
         every: seconds between checkpoints.
     """
     if config.classes != dataset.classes:
@@ -79,8 +79,6 @@ def train_run(
         check_classes(given.own_classifier, dataset.classes)
         of_file = read_classifier(given.own_classifier).architecture
         config = with_classifier(config, of_file.backbone, of_file.stride_in_1x1)
-    if jobs is None and party.count > 1:
-        jobs = party.jobs
     with open_run(out, config.to_json(), party, say=say, every=every) as run:
         for line in plan(config, dataset, given.made):
             run.say(line)
@@ -240,8 +238,7 @@ class _Rounds:
         stage = self.run.stage("conditional", made, seeds, *makers)
 
         def work() -> None:
-            with torch.random.fork_rng():
-                torch.manual_seed(seed_of(self.config.seed, "conditional weights"))
+            with seeded(seed_of(self.config.seed, "conditional weights")):
                 net = ConditionalNetwork(preset.architecture, weights)
             net.to(self.run.party.device)
             cases = preset.cases(self.dataset, self.regions, self.sources.seeds)
@@ -297,8 +294,7 @@ class _Rounds:
 
         def work() -> None:
             if earlier is None:
-                with torch.random.fork_rng():
-                    torch.manual_seed(seed_of(self.config.seed, "prediction weights"))
+                with seeded(seed_of(self.config.seed, "prediction weights")):
                     net = build_network(preset.architecture, weights)
             else:
                 net, _ = read_prediction(earlier.folder / PREDICTION)

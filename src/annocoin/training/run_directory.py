@@ -13,7 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ import torchvision
 from annocoin import atomic
 from annocoin.data.checks import read_json
 from annocoin.distribution import Party
-from annocoin.errors import InputError
+from annocoin.errors import InputError, one_line
 from annocoin.training.checkpoints import EVERY, Keeper
 from annocoin.training.learning import Support
 from annocoin.training.metrics import Metrics
@@ -179,11 +179,20 @@ def open_run(
     every: float = EVERY,
 ) -> Iterator[Run]:
     """Hold a run's directory, new or one that was interrupted; a second process is refused."""
-    path = Path(path)
-    if not party.is_first:
-        party.wait()
-        yield Run(path, party, lambda _: None, every)
-        return
+    path, problem = Path(path), None
+    with ExitStack() as held:
+        if party.is_first:
+            try:
+                held.enter_context(_claimed(path, config, party))
+            except (InputError, OSError) as error:
+                problem = one_line(error)
+        party.heed(problem)
+        yield Run(path, party, say if party.is_first else lambda _: None, every)
+
+
+@contextmanager
+def _claimed(path: Path, config: Mapping[str, Any], party: Party) -> Iterator[None]:
+    """Hold a directory, and note in it what is about to be done."""
     if path.exists() and not (path.is_dir() and _is_ours(path)):
         raise InputError(f"{path}: exists and is no run of annocoin; give a new or empty folder")
     with atomic.only_one(path / LOCK):
@@ -191,8 +200,7 @@ def open_run(
             (path / name).unlink(missing_ok=True)
         atomic.write_json(path / CONFIG, config, indent=1)
         atomic.write_json(path / ENVIRONMENT, environment(party), indent=1)
-        party.wait()
-        yield Run(path, party, say, every)
+        yield
 
 
 def environment(party: Party) -> dict[str, Any]:
