@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ import torch
 
 from annocoin.errors import InputError, Problems
 from annocoin.parallel import BadItem, work_through
+from processes import is_running, within
 
 LONG = """
 import os, sys, time
@@ -71,25 +69,8 @@ def test_workers_end_with_the_process_that_is_killed(tmp_path: Path) -> None:
     script.write_text(LONG)
     folder.mkdir()
     with subprocess.Popen([sys.executable, str(script), str(folder)]) as process:
-        _within(60, lambda: len(list(folder.iterdir())) == 2)
+        within(60, lambda: len(list(folder.iterdir())) == 2)
         workers = [int(path.name) for path in folder.iterdir()]
-        assert all(map(_runs, workers))
+        assert all(map(is_running, workers))
         process.send_signal(signal.SIGKILL)
-    _within(20, lambda: not any(map(_runs, workers)))
-
-
-def _within(seconds: float, true: Callable[[], bool]) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def _runs(process: int) -> bool:
-    """Whether a process is there and not only waiting to be buried."""
-    try:
-        os.kill(process, 0)
-        state = Path(f"/proc/{process}/stat")
-        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
+    within(20, lambda: not any(map(is_running, workers)))

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from annocoin import InputError
-from annocoin.distribution import Party, alone, gather, workers
-from annocoin.parallel import cores
+from annocoin.distribution import Party, alone
 from annocoin.schedule import rate_share
 from annocoin.training.checkpoints import Keeper
 from annocoin.training.learning import Batch, Support, learn, order, places_at
@@ -159,37 +158,3 @@ def test_processes_together_see_what_one_with_their_batches_sees(batch: int, cou
     for epoch in range(len(seen) // count):
         assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
     assert order(0, 20, 0, "x") != order(1, 20, 0, "x") != order(1, 20, 0, "y")
-
-
-def test_a_party_of_one_has_everything() -> None:
-    party = alone()
-    assert party.is_first
-    assert list(party.share(range(5))) == [0, 1, 2, 3, 4]
-    assert party.mean({"a": 2.0}) == {"a": 2.0}
-    party.wait()
-    party.heed(None)
-    with pytest.raises(InputError, match="run: is taken"):
-        party.heed("run: is taken")
-
-
-def test_workers_are_as_many_as_asked_but_one_on_a_gpu() -> None:
-    assert workers(None) == workers(None, alone()) == cores()
-    assert workers(3) == workers(3, alone()) == 3
-    assert workers(None, device="cuda:1") == workers(5, device="cuda:1") == 1
-    with pytest.raises(InputError, match="at least 1"):
-        workers(0)
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"devices": 0}, "at least 1"),
-        ({"nodes": 0}, "at least 1"),
-        ({"device": "cuda:99"}, "cannot be used"),
-        ({"device": "cpu:0", "devices": 2}, "single one"),
-        ({"precision": "3-bit"}, "precision '3-bit'"),
-    ],
-)
-def test_what_cannot_be_gathered_is_one_line(asked: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        gather(**asked)
