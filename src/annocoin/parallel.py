@@ -21,6 +21,10 @@ import torch
 from annocoin.errors import InputError, Problems
 from annocoin.progress import track
 
+FORMS = "64"
+"""So many compiled operations a worker keeps. oneDNN's own limit, 1024, lets images of many sizes
+fill gigabytes: a worker that made regions of VOC had 2.5 after 900 of them."""
+
 Worker = Callable[..., Any]
 """Does one task and gives its result, or a `BadItem` where the fault is the item's own."""
 
@@ -109,6 +113,7 @@ def _start(start: Callable[[], Worker]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", FORMS)
     try:
         _worker = start()
     except InputError as error:  # raised here, it would look like a worker's death
