@@ -22,7 +22,7 @@ from torchvision.ops import roi_align
 from annocoin.errors import InputError, check_positive
 from annocoin.prediction import entropy
 from annocoin.prediction.networks import mask_layer
-from annocoin.prediction.sampling import choose
+from annocoin.prediction.sampling import draw
 from annocoin.prediction.soft_targets import Shares, SoftTargets, match
 
 BETA = 1 / 9
@@ -120,25 +120,19 @@ class SoftLosses(nn.Module):
             shares = match(
                 anchors[i], places[i], own, foreground=0.7, background=0.3, best_too=True
             )
-            wanted = shares.instances.sum(dim=1)
-            chosen = choose(
-                wanted > 0,
-                (wanted == 0) & (shares.background > 0),
-                self.options.anchors,
-                int(self.options.anchors * self.options.positive_anchors),
-                generator,
-            )
+            positive = int(self.options.anchors * self.options.positive_anchors)
+            chosen, drawn = draw(shares, self.options.anchors, positive, generator)
             logits = scores[i * count + chosen, 0]
-            each = wanted[chosen] * F.softplus(-logits)
-            each = each + shares.background[chosen] * F.softplus(logits)
+            each = drawn.instances.sum(dim=1) * F.softplus(-logits)
+            each = each + drawn.background * F.softplus(logits)
             of_score = of_score + each.sum() / max(1, len(chosen))
-            row, instance = shares.instances[chosen].nonzero(as_tuple=True)
+            row, instance = drawn.instances.nonzero(as_tuple=True)
             anchor = chosen[row]
             goal = rpn.box_coder.encode_single(places[i][instance], anchors[i][anchor])
             apart = F.smooth_l1_loss(
                 deltas[i * count + anchor], goal, beta=BETA, reduction="none"
             ).sum(dim=1)
-            weight = shares.instances[anchor, instance]
+            weight = drawn.instances[row, instance]
             of_box = of_box + (weight * apart).sum() / max(1, len(chosen))
         images_seen = len(targets)
         return found, {"rpn score": of_score / images_seen, "rpn box": of_box / images_seen}
@@ -158,14 +152,13 @@ class SoftLosses(nn.Module):
         ):
             boxes = torch.cat([found, place.to(found)])
             matched = match(boxes, place, own, foreground=0.5, background=0.5)
-            often = matched.instances.sum(dim=1)
+            positive = int(self.options.rois * self.options.positive_rois)
             # more boxes stand for something in some sample than in one: no more than in one are
             # looked at, or K samples would cost more than one
-            positive = int(self.options.rois * self.options.positive_rois)
-            positive = min(positive, math.ceil(float(often.sum()) - 1e-3))
-            chosen = choose(often > 0, often == 0, self.options.rois, positive, generator)
+            rows = math.ceil(float(matched.instances.sum()) - 1e-3)
+            chosen, drawn = draw(matched, self.options.rois, positive, generator, rows=rows)
             rois.append(boxes[chosen])
-            shares.append(Shares(matched.instances[chosen], matched.background[chosen]))
+            shares.append(drawn)
         return rois, shares
 
     def _boxes(

@@ -43,7 +43,7 @@ CHECKPOINT = "checkpoint.pt"
 LOCK = ".lock"
 PUBLISHED = ("prediction.safetensors", "conditional.safetensors", "classifier.safetensors")
 
-METHOD = 1
+METHOD = 2
 """Raised when the same options give other results than before."""
 
 Say = Callable[[str], None]
