@@ -74,7 +74,13 @@ def voc_cpu(classes: Classes) -> Config:
         seeds=SeedOptions(),
         conditional=ConditionalPreset(
             conditional.Architecture(classes, "unet-mobilenet_v2", size=192),
-            ConditionalOptions(initial_steps=200, steps=40, samples=10, noise=0.5),
+            ConditionalOptions(
+                scoring=ScoringOptions(prior=2.0, trust=2.0),
+                initial_steps=200,
+                steps=40,
+                samples=10,
+                noise=0.5,
+            ),
             weights=FROM_CLASSIFIER,
         ),
         prediction=PredictionPreset(
