@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from annocoin import InputError
-from annocoin.distribution import alone, gather, workers
+from annocoin.distribution import MANAGED, Party, alone, gather, workers
 from annocoin.parallel import cores
 from processes import is_running, within
 
@@ -31,6 +31,31 @@ def test_a_party_of_one_has_everything() -> None:
     party.heed(None)
     with pytest.raises(InputError, match="run: is taken"):
         party.heed("run: is taken")
+
+
+class Fabric:
+    """Says which of how many processes this is."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.global_rank, self.world_size = rank, count
+
+
+@pytest.mark.parametrize(("items", "count"), [(7, 2), (2, 3), (0, 2), (8, 4)])
+def test_shares_together_are_everything_each_once(items: int, count: int) -> None:
+    shares = [Party(Fabric(r, count)).share(range(items)) for r in range(count)]  # type: ignore[arg-type]
+    assert sorted(own for share in shares for own in share) == list(range(items))
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_machines_must_know_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*MANAGED, "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match="set NODE_RANK and MASTER_ADDR"):
+        gather(nodes=2)
+    monkeypatch.setenv("NODE_RANK", "1")
+    with pytest.raises(InputError, match="set MASTER_ADDR on"):
+        gather(nodes=2)
 
 
 def test_workers_are_as_many_as_asked_but_one_on_a_gpu() -> None:

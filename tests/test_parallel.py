@@ -21,11 +21,13 @@ from annocoin.parallel import work_through
 
 class Sleeper:
     def __call__(self, place):
-        with open(f"{sys.argv[1]}/{os.getpid()}", "w"):
+        with open(f"{sys.argv[1]}/{os.getpid()}", "a", buffering=1) as file:
+            file.write("1")
+            file.flush()
             time.sleep(600)
 
 if __name__ == "__main__":
-    work_through([(0,), (1,)], Sleeper, "sleeping", jobs=2, problems=Problems())
+    work_through([(n,) for n in range(4)], Sleeper, "sleeping", jobs=2, problems=Problems())
 """
 
 
@@ -62,6 +64,24 @@ def test_a_task_that_is_left_is_done_as_by_the_workers() -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_ctrl_c_waits_for_no_task(tmp_path: Path) -> None:
+    script, folder = tmp_path / "long.py", tmp_path / "workers"
+    script.write_text(LONG)
+    folder.mkdir()
+    with subprocess.Popen(
+        [sys.executable, str(script), str(folder)], stderr=subprocess.PIPE, text=True
+    ) as process:
+        within(60, lambda: len(list(folder.iterdir())) == 2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in said
+    workers = [int(path.name) for path in folder.iterdir()]
+    assert len(workers) == 2
+    assert all(path.read_text() == "1" for path in folder.iterdir())  # others were not begun
+    assert not any(map(is_running, workers))
 
 
 def test_workers_end_with_the_process_that_is_killed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ else:
     import fcntl
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """Write `content` to `path` through a temporary file beside it: no reader sees a part of it."""
     if path.is_dir():
         raise InputError(f"{path}: a directory; give the name of a file")

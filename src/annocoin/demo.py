@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -109,7 +110,9 @@ def run_demo(
 def _make_room(out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         if _is_finished(out):
-            shutil.rmtree(out)
+            aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+            out.replace(aside)  # at once, and not file by file
+            shutil.rmtree(aside)
         elif not (out / STARTED).is_file():
             raise InputError(f"{out}: exists and is no demo; give a new or empty folder")
     atomic.write_bytes(out / STARTED, b"")

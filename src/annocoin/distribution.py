@@ -25,6 +25,12 @@ PRECISIONS = ("32-true", "bf16-mixed")
 PATIENCE = timedelta(days=7)
 """How long processes wait for one another: one of them may train a classifier meanwhile."""
 
+PORT = "29500"
+"""Where machines meet, if MASTER_PORT does not say so: each would choose another one."""
+
+MANAGED = {"LOCAL_RANK", "SLURM_NTASKS"}
+"""Set by what starts processes itself: torchrun, Slurm, or the first process."""
+
 T = TypeVar("T")
 
 
@@ -126,6 +132,8 @@ def gather(
     check_choice("precision", precision, PRECISIONS)
     check_positive("devices", devices)
     check_positive("nodes", nodes)
+    if nodes > 1:
+        _check_meeting(nodes)
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if 0 < local < torch.cuda.device_count():
         torch.cuda.set_device(local)  # or each process would open the first GPU as well
@@ -156,6 +164,19 @@ def gather(
         threading.Thread(target=_end_with_first, args=(os.getppid(),), daemon=True).start()
     fabric.launch()
     return Party(fabric, nodes, precision)
+
+
+def _check_meeting(nodes: int) -> None:
+    """Raise unless machines know one another, by a manager's word or a user's: they would wait."""
+    if MANAGED & set(os.environ):
+        return
+    missing = [name for name in ("NODE_RANK", "MASTER_ADDR") if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"--nodes {nodes}: set {' and '.join(missing)} on each machine (NODE_RANK: its number, "
+            "from 0; MASTER_ADDR: the address of machine 0)"
+        )
+    os.environ.setdefault("MASTER_PORT", PORT)
 
 
 def _end_with_first(starter: int) -> None:

@@ -71,6 +71,10 @@ def work_through(
                 "a worker process died: for want of memory (try fewer --jobs), or because a script "
                 'calls this without `if __name__ == "__main__":`'
             ) from None
+        except BaseException:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()  # a task may take hours; `_stop` is what it does there
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -111,6 +115,7 @@ _worker: Worker | InputError
 def _start(start: Callable[[], Worker]) -> None:
     global _worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGTERM, _stop)
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", FORMS)
@@ -118,6 +123,13 @@ def _start(start: Callable[[], Worker]) -> None:
         _worker = start()
     except InputError as error:  # raised here, it would look like a worker's death
         _worker = error
+
+
+def _stop(*_: Any) -> None:
+    """Break off the task, which tidies up, and refuse those that wait."""
+    global _worker
+    _worker = InputError("stopped")
+    raise SystemExit(1)
 
 
 def _end_with_parent() -> None:

@@ -34,14 +34,14 @@ from annocoin.regions import RegionFolder
 from annocoin.regions.making import make_regions
 from annocoin.seeds import SeedFolder, make_seeds
 from annocoin.seeds.making import CLASSIFIER
-from annocoin.training.config import Config, changed, config_from, with_weights
+from annocoin.training.config import Config, config_from
 from annocoin.training.given import Given
 from annocoin.training.identity import digest, fingerprint
 from annocoin.training.labelling import Sources, draw_labels, judge_regions
 from annocoin.training.pseudo_labels import PseudoLabelFolder
 from annocoin.training.rounds import CONDITIONAL, PREDICTION, Measure, train_run
 from annocoin.training.run_directory import LOCK, METHOD, RUN, Say
-from annocoin.training.run_presets import run_preset
+from annocoin.training.run_presets import configured
 from annocoin.types import Annotation, Instances
 
 LABELLING = "labelling"
@@ -128,7 +128,8 @@ def train(
         dataset: images with cheap labels; where every label is a mask, the prediction network is
             trained on those, which is the upper bound.
         out: the run's directory.
-        preset: "synthetic", "voc-cpu", "voc-cpu-r50", "voc-r50" or "voc-r101".
+        preset: "synthetic", "voc-cpu", "voc-cpu-r50", "voc-r50", "voc-r101" or
+            "voc-r50-literal".
         rounds, seed: instead of the preset's; with 0 rounds the steps of all are one training.
         changes: values at dotted names of the configuration, see `annocoin.training.config`.
         weights: a folder with files of backbone weights, taken where their names begin with a
@@ -139,10 +140,7 @@ def train(
         party: the processes that train, see `annocoin.distribution.gather`; default this one,
             which computes on `device`, a GPU where there is one.
     """
-    config = run_preset(preset, dataset.classes)
-    if weights is not None:
-        config = with_weights(config, weights)
-    config = changed(config, changes or {})
+    config = configured(preset, dataset.classes, changes or {}, weights)
     if config.rounds == 0:
         raise InputError("rounds=0 as a change; say --rounds 0, which keeps the number of steps")
     if rounds is not None:
@@ -154,7 +152,7 @@ def train(
         out,
         config,
         given=given,
-        measure=None if truth is None else _measure(truth, dataset),
+        measure=None if truth is None else _measure(truth, dataset, problems or Problems()),
         party=party or alone(str(open_device(device))),
         jobs=jobs,
         problems=problems,
@@ -214,12 +212,13 @@ def predict(
     problems = problems or Problems()
     if not images:
         raise InputError("no images to predict on")
-    root = Path(os.path.commonpath([path.resolve().parent for path in images]))
+    places = [Path(os.path.abspath(path)) for path in images]  # links keep their names
+    root = Path(os.path.commonpath([place.parent for place in places]))
     labelled = []
-    for path in images:
+    for place in places:
         with problems.caught():
-            name = path.resolve().relative_to(root).as_posix()
-            labelled.append(LabelledImage(name, name, path, Annotation(image_size(path))))
+            name = place.relative_to(root).as_posix()
+            labelled.append(LabelledImage(name, name, place, Annotation(image_size(place))))
     classes = run.config.classes
     unlabelled = LabelledImages.of(classes, labelled, source=root)
     found = predict_dataset(
@@ -315,15 +314,23 @@ def _drawn(
     )  # fmt: skip
 
 
-def _measure(truth: EvaluationDataset, dataset: WeakDataset) -> Measure:
+def _measure(truth: EvaluationDataset, dataset: WeakDataset, problems: Problems) -> Measure:
     """Average precision on the dataset's own images, for the metrics of a run."""
     own = {image.image_id for image in dataset}
     kept = tuple(image for image in truth.labelled if image.image_id in own)
+    if not kept:
+        raise InputError(f"{truth.labelled.source}: no true masks of these images to measure with")
     if len(kept) < len(own):
-        raise InputError(f"{truth.labelled.source}: true masks of {len(kept)} of {len(own)} images")
+        with problems.caught():
+            raise InputError(
+                f"{truth.labelled.source}: true masks of {len(kept)} of {len(own)} images; say "
+                "--skip-bad to measure with those, or leave --measure out"
+            )
     only = EvaluationDataset(replace(truth.labelled, images=kept, splits={}))
+    known = {image.image_id for image in kept}
 
     def measure(found: Mapping[ImageId, Instances]) -> dict[str, float]:
+        found = {image_id: own for image_id, own in found.items() if image_id in known}
         mean = evaluate(found, only, thresholds=THRESHOLDS).mean
         return {f"map@{threshold:g}": value for threshold, value in mean.items()}
 

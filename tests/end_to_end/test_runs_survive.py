@@ -92,4 +92,4 @@ def test_two_processes_are_one_with_the_doubled_batch(scenes: Path, tmp_path: Pa
         folders = [next((tmp_path / run / "stages").glob(f"{kind}-*")) for run in ("one", "two")]
         names = [sorted(p.relative_to(f).as_posix() for p in f.rglob("*.npz")) for f in folders]
         assert names[0] == names[1]
-        assert len(names[0]) == len(set(names[0])) > 0
+        assert len(names[0]) > 0

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from annocoin import InputError, load_evaluation, load_labelled, load_weak, workflow
-from annocoin.data.dataset import weak_dataset
+from annocoin import InputError, atomic, load_evaluation, load_labelled, load_weak, workflow
+from annocoin.data.dataset import EvaluationDataset, weak_dataset
+from annocoin.errors import Problems
 from annocoin.prediction import read_prediction
 from annocoin.seeds import read_classifier
 from annocoin.training.config import read_config
@@ -109,6 +110,28 @@ def test_networks_start_from_the_classifier(scenes: Path, tmp_path: Path) -> Non
     )
     same, _ = read_prediction(again.path / "prediction.safetensors")
     assert all(value.equal(net.state_dict()[name]) for name, value in same.state_dict().items())
+
+
+def test_the_literal_preset_runs_too(scenes: Path, tmp_path: Path) -> None:
+    small = {
+        "classifier.backbone": "tiny",
+        "prediction.architecture.backbone": "tiny",
+        "prediction.architecture.smallest": "20",
+        "prediction.architecture.longest": "96",
+    }
+    workflow.train(
+        load_weak(scenes, "image", split="train"),
+        tmp_path / "run",
+        "voc-r50-literal",
+        changes=QUICK | small,
+        jobs=1,
+        say=lambda _: None,
+    )
+    config = read_config(tmp_path / "run" / "config.json")
+    assert config.conditional.architecture.trunk == "unet"
+    assert config.seeds.rule == "published"
+    steps = [own for own in metrics(tmp_path / "run") if own["stage"] == "round 1, conditional"]
+    assert len(steps) == 3
 
 
 def test_a_box_without_a_mask_is_left_out_of_full_supervision(scenes: Path) -> None:
@@ -252,6 +275,42 @@ def test_predict_and_evaluate(
     assert pattern.code == 0
 
 
+def test_images_behind_links_keep_their_names(
+    runs: dict[str, Path], scenes: Path, tmp_path: Path, annocoin: Callable[..., Any]
+) -> None:
+    store = sorted((scenes / "JPEGImages").iterdir())[0]
+    (tmp_path / "photos").mkdir()
+    for name in ("cat.jpg", "dog.jpg"):
+        (tmp_path / "photos" / name).symlink_to(store)
+    out = tmp_path / "out"
+    assert annocoin("predict", runs["mask"], tmp_path / "photos", "--out", out).code == 0
+    found = json.loads((out / "predictions.json").read_text())
+    assert [image["file_name"] for image in found["images"]] == ["cat.jpg", "dog.jpg"]
+
+
+def test_what_was_not_measured_can_be_measured_later(scenes: Path, tmp_path: Path) -> None:
+    weak, truth = load_weak(scenes, "image", split="train"), load_evaluation(scenes, split="train")
+
+    def train(truth: EvaluationDataset | None, **options: Any) -> list[dict[str, Any]]:
+        workflow.train(
+            weak, tmp_path / "run", "synthetic",
+            changes=QUICK, truth=truth, jobs=1, say=lambda _: None, **options,
+        )  # fmt: skip
+        return [own for own in metrics(tmp_path / "run") if "map@0.5" in own]
+
+    assert train(None) == []
+    found = train(truth)
+    assert [own["stage"] for own in found] == ["round 1, samples", "final samples"]
+    assert train(None) == found
+    some = replace(truth.labelled, images=truth.labelled.images[1:], splits={})
+    with pytest.raises(InputError, match="--skip-bad to measure with those"):
+        train(EvaluationDataset(some))
+    problems = Problems(skip=True)
+    shutil.rmtree(next((tmp_path / "run" / "stages").glob("final-samples-*")))
+    assert len(train(EvaluationDataset(some), problems=problems)) == 2
+    assert len(problems.skipped) == 1
+
+
 def test_train_destroys_nothing(
     runs: dict[str, Path], scenes: Path, tmp_path: Path, annocoin: Callable[..., Any]
 ) -> None:
@@ -260,6 +319,12 @@ def test_train_destroys_nothing(
     assert outcome.code == 2
     assert "is no run of annocoin" in outcome.err
     assert (tmp_path / "config.json").read_text() == "mine"
+    seeds = tmp_path / "seeds"  # a folder that annocoin made, and has locked, for something else
+    with atomic.only_one(seeds / ".lock"):
+        (seeds / "classifier.safetensors").write_text("trained for hours")
+    outcome = annocoin("train", scenes, "--split", "train", "--out", seeds, *SAID)
+    assert "is no run of annocoin" in outcome.err
+    assert (seeds / "classifier.safetensors").read_text() == "trained for hours"
     run = runs["image"]
     before = (run / "run.json").read_bytes()
     words = ("train", scenes, "--split", "train", "--out", run, *SAID)
@@ -278,6 +343,15 @@ def test_bad_input_is_one_line(
     assert annocoin("convert", scenes, tmp_path / "boxes", "--to", "folder").code == 0
     cases = {
         "is no run of annocoin": ("train", scenes, "--out", tmp_path / "mine"),
+        "nowhere.pth: no such file": (
+            "train",
+            scenes,
+            "--out",
+            new,
+            *SAID,
+            "--set",
+            "prediction.weights=nowhere.pth",
+        ),
         "expected KEY=VALUE": ("train", scenes, "--out", new, "--set", "rounds"),
         "no 'round' here": ("train", scenes, "--out", new, "--set", "round=1"),
         "say which part": ("train", scenes, "--out", new, "--set", "prediction=1"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from annocoin.prediction.sampling import draw
+from annocoin.prediction.sampling import choose, draw
 from annocoin.prediction.soft_targets import Shares
 from annocoin.randomness import generator_at
+
+Take = Callable[[Shares, int, int, torch.Generator], tuple[Tensor, Shares]]
 
 
 def shares_of(labellings: list[str]) -> Shares:
@@ -22,6 +26,7 @@ def shares_of(labellings: list[str]) -> Shares:
     return Shares(positive[:, None], negative)
 
 
+@pytest.mark.parametrize("take", [draw, choose])
 @given(
     st.text("+-?", max_size=30),
     st.integers(1, 20),
@@ -29,11 +34,11 @@ def shares_of(labellings: list[str]) -> Shares:
     st.integers(0, 100),
 )
 def test_one_labelling_has_the_draw_of_any_detector(
-    kinds: str, most: int, share: float, seed: int
+    take: Take, kinds: str, most: int, share: float, seed: int
 ) -> None:
     shares = shares_of([kinds])
     positive = int(most * share)
-    chosen, drawn = draw(shares, most, positive, generator_at(seed))
+    chosen, drawn = take(shares, most, positive, generator_at(seed))
     first = min(kinds.count("+"), positive)
     assert len(chosen.unique()) == len(chosen) == first + min(kinds.count("-"), most - first)
     assert [kinds[place] for place in chosen[:first].tolist()] == ["+"] * first
@@ -42,7 +47,7 @@ def test_one_labelling_has_the_draw_of_any_detector(
     torch.testing.assert_close(drawn.background[first:], torch.ones(len(chosen) - first))
     assert not drawn.instances[first:].any()
     assert not drawn.background[:first].any()
-    again, _ = draw(shares, most, positive, generator_at(seed))
+    again, _ = take(shares, most, positive, generator_at(seed))
     assert torch.equal(chosen, again)
 
 
@@ -60,19 +65,16 @@ def naive(labellings: list[str], most: int, positive: int) -> tuple[Tensor, Tens
     return with_instance, without
 
 
-@pytest.mark.parametrize("rows", [None, 2])
 @pytest.mark.parametrize(("most", "positive"), [(6, 2), (8, 3), (8, 8), (20, 20)])
-def test_samples_count_as_their_own_draws_do(most: int, positive: int, rows: int | None) -> None:
+def test_samples_count_as_their_own_draws_do(most: int, positive: int) -> None:
     labellings = ["+++-?-----------", "+--++-?---------", "+---?-++--------", "+++-?-----------"]
     assert {own.count("+") for own in labellings} == {3}
     shares = shares_of(labellings)
     total = torch.zeros(2, len(labellings[0]))
     generator, draws = generator_at(1), 6000
     for _ in range(draws):
-        chosen, drawn = draw(shares, most, positive, generator, rows=rows)
+        chosen, drawn = draw(shares, most, positive, generator)
         assert len(chosen.unique()) == len(chosen) <= most + 1
-        if rows is not None:
-            assert int((drawn.instances > 0).sum()) <= rows + 1
         total[0, chosen] += drawn.instances[:, 0]
         total[1, chosen] += drawn.background
     expected = torch.stack(naive(labellings, most, positive))
@@ -89,10 +91,25 @@ def test_a_doubtful_box_is_hardly_background() -> None:
     assert drawn.background[0].item() == pytest.approx(0.05, rel=0.02)
 
 
-def test_no_boxes_and_no_instances() -> None:
-    chosen, drawn = draw(Shares(torch.zeros(0, 0), torch.zeros(0)), 8, 2, generator_at(0))
+def test_where_classes_are_told_apart_a_box_counts_with_all_it_stands_for() -> None:
+    shares = shares_of(["+" + "-" * 999, "-" * 1000])
+    chosen, as_they_are = choose(shares, 100, 50, generator_at(0))
+    assert chosen[0] == 0
+    assert len(chosen) == 100
+    assert (as_they_are.instances[0, 0], as_they_are.background[0]) == (0.5, 0.5)
+    seen = torch.zeros(6)
+    generator = generator_at(0)
+    for _ in range(200):
+        seen[choose(shares_of(["+-+-+-", "-+-+-+"]), 2, 2, generator)[0]] += 1
+    assert seen.sum() == 400
+    assert float(seen.min()) > 40
+
+
+@pytest.mark.parametrize("take", [draw, choose])
+def test_no_boxes_and_no_instances(take: Take) -> None:
+    chosen, drawn = take(Shares(torch.zeros(0, 0), torch.zeros(0)), 8, 2, generator_at(0))
     assert not len(chosen)
     assert drawn.instances.shape == (0, 0)
-    chosen, drawn = draw(Shares(torch.zeros(9, 0), torch.ones(9)), 4, 2, generator_at(0))
+    chosen, drawn = take(Shares(torch.zeros(9, 0), torch.ones(9)), 4, 2, generator_at(0))
     assert len(chosen) == 4
     assert drawn.background.tolist() == [1, 1, 1, 1]

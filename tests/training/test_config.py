@@ -13,11 +13,12 @@ from annocoin.training.config import (
     FROM_CLASSIFIER,
     Config,
     changed,
+    check_weights,
     read_config,
     with_classifier,
     with_weights,
 )
-from annocoin.training.run_presets import PRESETS, run_preset
+from annocoin.training.run_presets import PRESETS, configured, run_preset
 
 CLASSES = ("cat", "dog")
 
@@ -81,11 +82,43 @@ def test_values_at_dotted_names(name: str, text: str, value: object) -> None:
         ("prediction.learning.scales", "[1]", "expected"),
         ("prediction.learning.scales", '["a", "b"]', "expected"),
         ("prediction.learning.rate", "NaN", "expected float"),
+        ("prediction.learning.optimizer", "magic", "expected one of adamw, sgd"),
+        ("conditional.learning.targets", "vote", "expected one of"),
     ],
 )
 def test_bad_values_are_one_line(name: str, text: str, words: str) -> None:
     with pytest.raises(InputError, match=words.replace("+", r"\+")):
         changed(run_preset("synthetic", CLASSES), {name: text})
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_options_that_must_agree_change_together(turned: bool) -> None:
+    said = {
+        "classifier.backbone": "resnet50",
+        "conditional.architecture.trunk": "unet-resnet50",
+        "prediction.architecture.backbone": "resnet50",
+        "prediction.architecture.size": "1600",
+        "prediction.architecture.longest": "2000",
+    }
+    names = reversed(said) if turned else said
+    config = changed(run_preset("voc-cpu", CLASSES), {name: said[name] for name in names})
+    assert config.conditional.weights == FROM_CLASSIFIER
+    assert config.prediction.architecture.backbone == config.classifier.backbone == "resnet50"
+    assert config.prediction.architecture.longest == 2000
+    with pytest.raises(InputError, match=r"prediction\.weights classifier"):
+        changed(run_preset("voc-cpu", CLASSES), {"prediction.architecture.backbone": "resnet50"})
+
+
+@pytest.mark.parametrize(
+    "name", ["classifier.backbone_weights", "conditional.weights", "prediction.weights"]
+)
+def test_weights_that_are_not_there_are_missed_at_once(name: str, tmp_path: Path) -> None:
+    config = run_preset("voc-r50", CLASSES)
+    check_weights(config)
+    (tmp_path / "w.pth").touch()
+    check_weights(changed(config, {name: str(tmp_path / "w.pth")}))
+    with pytest.raises(InputError, match=f"{name} nowhere.pth: no such file"):
+        check_weights(changed(config, {name: "nowhere.pth"}))
 
 
 def test_the_runs_seed_is_every_stages() -> None:
@@ -102,6 +135,30 @@ def test_without_rounds_the_steps_are_the_same() -> None:
     assert alone.prediction_steps == config.prediction_steps
     learning = config.prediction.learning
     assert config.prediction_steps == config.rounds * learning.steps + learning.final_steps
+
+
+def test_the_literal_preset_is_the_papers_words() -> None:
+    ours, literal = run_preset("voc-r50", CLASSES), run_preset("voc-r50-literal", CLASSES)
+    assert literal.conditional.architecture.trunk == "unet"
+    learning = literal.conditional.learning
+    assert (learning.epsilon, learning.gamma, learning.samples) == (1, 0.5, 10)
+    assert learning.scoring.pairwise == "literal"
+    assert literal.prediction.learning.optimizer == "sgd"
+    assert literal.prediction_steps == ours.prediction_steps
+    assert learning.steps == ours.conditional.learning.steps
+
+
+def test_weights_are_those_of_the_backbones_that_changes_say(tmp_path: Path) -> None:
+    (tmp_path / "resnet50-1.pth").touch()
+    (tmp_path / "resnet101-1.pth").touch()
+    trunk = "conditional.architecture.trunk"
+    plain = configured("voc-r50", CLASSES, {trunk: "unet"}, tmp_path)
+    assert plain.conditional.weights == "imagenet"
+    assert plain.prediction.weights == str(tmp_path / "resnet50-1.pth")
+    other = configured("voc-r50", CLASSES, {trunk: "resnet101"}, tmp_path)
+    assert other.conditional.weights == str(tmp_path / "resnet101-1.pth")
+    own = configured("voc-r50", CLASSES, {"conditional.weights": "none"}, tmp_path)
+    assert own.conditional.weights == "none"
 
 
 def test_weights_are_found_by_their_names(tmp_path: Path) -> None:

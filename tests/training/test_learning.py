@@ -15,7 +15,15 @@ from annocoin import InputError
 from annocoin.distribution import Party, alone
 from annocoin.schedule import rate_share
 from annocoin.training.checkpoints import Keeper
-from annocoin.training.learning import Batch, Support, learn, order, places_at
+from annocoin.training.learning import (
+    MOMENTUM,
+    Batch,
+    OptimizerName,
+    Support,
+    learn,
+    order,
+    places_at,
+)
 from annocoin.training.metrics import Metrics, Noted
 
 
@@ -35,10 +43,13 @@ def batch_at(step: int, party: Party) -> Batch:
     return Batch((f"image {step}",), (torch.tensor([1.0, 3.0 + step % 2]),))
 
 
-def train(net: nn.Module, steps: int = 12, **support: Any) -> None:
+def train(
+    net: nn.Module, steps: int = 12, optimizer_name: OptimizerName = "adamw", **support: Any
+) -> None:
     learn(
         net, [{"params": list(net.parameters()), "lr": 0.1}], batch_at,
-        steps=steps, weight_decay=0.0, clip=5.0, doing="line", support=Support(**support),
+        steps=steps, weight_decay=0.0, clip=5.0, doing="line", optimizer_name=optimizer_name,
+        support=Support(**support),
     )  # fmt: skip
 
 
@@ -53,10 +64,25 @@ def test_it_learns_and_notes_every_step() -> None:
     assert first["seen"] == 2
 
 
+def test_sgd_has_momentum() -> None:
+    net, noted = Line(), Noted()
+    train(net, 3, "sgd", log=noted)
+    at, speed = 0.0, 0.0
+    for step in range(3):
+        slope = 1.5 * (2 * at - 1 - (3 + step % 2))  # of 1.5 times the mean of two squares
+        slope *= min(1.0, 5.0 / (abs(slope) + 1e-6))
+        speed = MOMENTUM * speed + slope
+        at -= 0.1 * rate_share((step + 0.5) / 3) * speed
+    assert net.weight.item() == pytest.approx(at, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer_name", ["adamw", "sgd"])
 @pytest.mark.parametrize("cut", [1, 5, 11])
-def test_interrupted_anywhere_it_ends_the_same(tmp_path: Path, cut: int) -> None:
+def test_interrupted_anywhere_it_ends_the_same(
+    tmp_path: Path, cut: int, optimizer_name: OptimizerName
+) -> None:
     straight, noted = Line(), Noted()
-    train(straight, log=noted)
+    train(straight, optimizer_name=optimizer_name, log=noted)
 
     class Stop(Exception):
         pass
@@ -68,9 +94,15 @@ def test_interrupted_anywhere_it_ends_the_same(tmp_path: Path, cut: int) -> None
                 raise Stop
 
     with pytest.raises(Stop):
-        train(Line(), keeper=Keeper(tmp_path / "c.pt", 0), log=Failing(tmp_path / "m.jsonl"))
+        train(
+            Line(), optimizer_name=optimizer_name, keeper=Keeper(tmp_path / "c.pt", 0),
+            log=Failing(tmp_path / "m.jsonl"),
+        )  # fmt: skip
     again = Line()
-    train(again, keeper=Keeper(tmp_path / "c.pt", 0), log=Metrics(tmp_path / "m.jsonl"))
+    train(
+        again, optimizer_name=optimizer_name, keeper=Keeper(tmp_path / "c.pt", 0),
+        log=Metrics(tmp_path / "m.jsonl"),
+    )  # fmt: skip
     assert torch.equal(again.weight, straight.weight)
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert lines == noted.lines

@@ -35,7 +35,7 @@ from annocoin.seeds import SeedFolder
 from annocoin.training.given import Given
 from annocoin.training.run_presets import PRESETS
 
-FOR_GPUS = ("voc-r50", "voc-r101")
+FOR_GPUS = ("voc-r50", "voc-r101", "voc-r50-literal")
 FORMATS = ("coco", "voc", "yolo", "labelme")
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="What `annocoin train` made.")]

@@ -22,7 +22,7 @@ from torchvision.ops import roi_align
 from annocoin.errors import InputError, check_positive
 from annocoin.prediction import entropy
 from annocoin.prediction.networks import mask_layer
-from annocoin.prediction.sampling import draw
+from annocoin.prediction.sampling import choose, draw
 from annocoin.prediction.soft_targets import Shares, SoftTargets, match
 
 BETA = 1 / 9
@@ -155,10 +155,10 @@ class SoftLosses(nn.Module):
             positive = int(self.options.rois * self.options.positive_rois)
             # more boxes stand for something in some sample than in one: no more than in one are
             # looked at, or K samples would cost more than one
-            rows = math.ceil(float(matched.instances.sum()) - 1e-3)
-            chosen, drawn = draw(matched, self.options.rois, positive, generator, rows=rows)
+            positive = min(positive, math.ceil(float(matched.instances.sum()) - 1e-3))
+            chosen, own_shares = choose(matched, self.options.rois, positive, generator)
             rois.append(boxes[chosen])
-            shares.append(drawn)
+            shares.append(own_shares)
         return rois, shares
 
     def _boxes(

@@ -49,5 +49,5 @@ class Keeper:
         content = io.BytesIO()
         state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, content)
-        atomic.write_bytes(self.path, content.getvalue())
+        atomic.write_bytes(self.path, content.getbuffer())
         self._kept = time.monotonic()

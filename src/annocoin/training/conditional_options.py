@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from annocoin.conditional.candidates import ScoringOptions
-from annocoin.errors import InputError, check_positive
+from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.objective.diversity import GAMMA
 from annocoin.training.cases import Targets
 
@@ -58,6 +59,7 @@ class ConditionalOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_choice("targets", self.targets, get_args(Targets))
         for name in ("initial_steps", "steps", "batch", "samples"):
             check_positive(name, getattr(self, name))
         if min(self.initial_rate, self.rate, self.clip) <= 0:

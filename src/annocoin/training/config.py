@@ -17,7 +17,7 @@ from annocoin.errors import InputError
 from annocoin.prediction import Architecture
 from annocoin.regions.making import RegionOptions
 from annocoin.seeds import SeedOptions
-from annocoin.seeds.backbones import IMAGENET
+from annocoin.seeds.backbones import IMAGENET, SCRATCH
 from annocoin.seeds.classifier_training import ClassifierOptions
 from annocoin.training.conditional_presets import ConditionalPreset
 from annocoin.training.prediction_options import PredictionOptions
@@ -168,6 +168,20 @@ def with_weights(config: Config, folder: Path) -> Config:
     return replace(config, classifier=classifier, conditional=conditional, prediction=prediction)
 
 
+def check_weights(config: Config) -> None:
+    """Raise if a file of weights is not there: it would be missed after hours."""
+    said = {
+        "classifier.backbone_weights": config.classifier.backbone_weights,
+        "conditional.weights": config.conditional.weights,
+        "prediction.weights": config.prediction.weights,
+    }
+    for name, weights in said.items():
+        if weights not in (IMAGENET, SCRATCH, FROM_CLASSIFIER) and not Path(weights).is_file():
+            raise InputError(
+                f"{name} {weights}: no such file; expected one, or {IMAGENET} or {SCRATCH}"
+            )
+
+
 def with_classifier(config: Config, backbone: str, stride_in_1x1: bool) -> Config:
     """The configuration for a classifier that is there already, whose backbone is this one."""
     classifier = replace(config.classifier, backbone=backbone, stride_in_1x1=stride_in_1x1)
@@ -198,27 +212,38 @@ def changed(config: Config, assignments: Mapping[str, str]) -> Config:
         >>> changed(config, {"rounds": "2"}).rounds
         2
     """
-    for name, text in assignments.items():
-        config = _changed(config, name.split("."), text, name)
-    return config
+    return _changed(config, "", assignments)
 
 
-def _changed(owner: T, path: list[str], text: str, name: str) -> T:
+def _changed(owner: T, prefix: str, assignments: Mapping[str, str]) -> T:
+    """All changes at once: options that must agree are only compared when all are in place.
+
+    Args:
+        prefix: the owner's own dotted name with a dot behind it, for messages.
+        assignments: texts by dotted names within it.
+    """
     names = [own.name for own in dataclasses.fields(owner)]  # type: ignore[arg-type]
-    if path[0] not in names:
-        raise InputError(f"--set {name}: no {path[0]!r} here; there are {', '.join(names)}")
-    value = getattr(owner, path[0])
-    if len(path) > 1:
-        if not dataclasses.is_dataclass(value):
-            raise InputError(f"--set {name}: {path[0]} has no parts")
-        new: Any = _changed(value, path[1:], text, name)
-    elif dataclasses.is_dataclass(value):
-        parts = ", ".join(own.name for own in dataclasses.fields(value))
-        raise InputError(f"--set {name}: say which part of it: {parts}")
-    else:
-        kind = typing.get_type_hints(type(owner))[path[0]]
-        new = _parsed(text, kind, name)
-    return replace(owner, **{path[0]: new})  # type: ignore[type-var]
+    hints = typing.get_type_hints(type(owner))
+    new: dict[str, Any] = {}
+    parts: dict[str, dict[str, str]] = {}
+    for path, text in assignments.items():
+        first, _, rest = path.partition(".")
+        name = prefix + path
+        if first not in names:
+            raise InputError(f"--set {name}: no {first!r} here; there are {', '.join(names)}")
+        value = getattr(owner, first)
+        if rest and dataclasses.is_dataclass(value):
+            parts.setdefault(first, {})[rest] = text
+        elif rest:
+            raise InputError(f"--set {name}: {first} has no parts")
+        elif dataclasses.is_dataclass(value):
+            own = ", ".join(field.name for field in dataclasses.fields(value))
+            raise InputError(f"--set {name}: say which part of it: {own}")
+        else:
+            new[first] = _parsed(text, hints[first], name)
+    for first, own_changes in parts.items():
+        new[first] = _changed(getattr(owner, first), f"{prefix}{first}.", own_changes)
+    return replace(owner, **new)  # type: ignore[type-var]
 
 
 def _parsed(text: str, kind: Any, name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,11 @@ from annocoin.training.checkpoints import Keeper
 from annocoin.training.metrics import Log
 
 Figures = dict[str, float]
+
+OptimizerName = Literal["adamw", "sgd"]
+
+MOMENTUM = 0.9
+"""Of SGD."""
 
 
 class Batch:
@@ -62,11 +67,12 @@ def learn(
     weight_decay: float,
     clip: float,
     doing: str,
+    optimizer_name: OptimizerName = "adamw",
     part: tuple[float, float] = (0.0, 1.0),
     seed: int = 0,
     support: Support | None = None,
 ) -> None:
-    """Steps of AdamW; all depends on the weights at the start and on the step's number.
+    """Steps of an optimizer; all depends on the weights at the start and on the step's number.
 
     Args:
         learner: a `Learner`.
@@ -80,9 +86,7 @@ def learn(
     support = support or Support()
     party = support.party or alone(str(next(learner.parameters()).device))
     rates = [float(group["lr"]) for group in groups]
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        list(groups), weight_decay=weight_decay, foreach=True
-    )  # not fused: on a processor that mixes up gradients of another memory format (torch 2.15)
+    optimizer = _optimizer(optimizer_name, groups, weight_decay)
     first = support.keeper.resume(learner, optimizer) if support.keeper else 0
     if support.log is not None and party.is_first:
         support.log.start(first)
@@ -116,6 +120,17 @@ def learn(
     learner.eval()
     if support.log is not None and party.is_first:
         support.log.close()
+
+
+def _optimizer(
+    name: OptimizerName, groups: Sequence[dict[str, Any]], weight_decay: float
+) -> torch.optim.Optimizer:
+    """Not fused: on a processor that mixes up gradients of another memory format (torch 2.15)."""
+    if name == "sgd":
+        return torch.optim.SGD(
+            list(groups), momentum=MOMENTUM, weight_decay=weight_decay, foreach=True
+        )
+    return torch.optim.AdamW(list(groups), weight_decay=weight_decay, foreach=True)
 
 
 class _Step(nn.Module):

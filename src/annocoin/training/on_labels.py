@@ -78,6 +78,7 @@ def train_prediction(
         batch_at,
         steps=steps,
         part=part,
+        optimizer_name=options.optimizer,
         weight_decay=options.weight_decay,
         clip=options.clip,
         doing=f"prediction network {name}".strip(),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
-from annocoin.errors import InputError, check_positive
+from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.prediction import LossOptions
+from annocoin.training.learning import OptimizerName
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class PredictionOptions:
         batch: images a step.
         rate: the greatest learning rate.
         body_rate: that of the backbone's pretrained layers, as a share of it.
-        weight_decay, clip: of AdamW, and the greatest norm of a gradient.
+        optimizer: "adamw", or "sgd" with momentum, Mask R-CNN's own.
+        weight_decay, clip: of the optimizer, and the greatest norm of a gradient.
         frozen: how many of the backbone's first parts stay as they are.
         scales: an image's size varies by factors between these two.
         seed: of everything random.
@@ -31,6 +34,7 @@ class PredictionOptions:
     batch: int = 4
     rate: float = 2e-4
     body_rate: float = 0.2
+    optimizer: OptimizerName = "adamw"
     weight_decay: float = 0.01
     clip: float = 10.0
     frozen: int = 0
@@ -40,6 +44,7 @@ class PredictionOptions:
     def __post_init__(self) -> None:
         for name in ("steps", "final_steps", "batch"):
             check_positive(name, getattr(self, name))
+        check_choice("optimizer", self.optimizer, get_args(OptimizerName))
         if min(self.rate, self.body_rate, self.clip) <= 0 or self.weight_decay < 0:
             raise InputError("rate, body_rate and clip are above 0, weight_decay 0 or more")
         if not 0.25 <= self.scales[0] <= self.scales[1] <= 4:

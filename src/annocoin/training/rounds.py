@@ -24,7 +24,7 @@ from annocoin.seeds.making import CLASSIFIER, check_classes
 from annocoin.training.against import train_against
 from annocoin.training.cases import Case
 from annocoin.training.checkpoints import EVERY
-from annocoin.training.config import FROM_CLASSIFIER, Config, with_classifier
+from annocoin.training.config import FROM_CLASSIFIER, Config, check_weights, with_classifier
 from annocoin.training.from_seeds import train_from_seeds
 from annocoin.training.given import Given
 from annocoin.training.identity import by_content, content_of, digest, fingerprint
@@ -79,6 +79,7 @@ def train_run(
         check_classes(given.own_classifier, dataset.classes)
         of_file = read_classifier(given.own_classifier).architecture
         config = with_classifier(config, of_file.backbone, of_file.stride_in_1x1)
+    check_weights(config)
     with open_run(out, config.to_json(), party, say=say, every=every) as run:
         for line in plan(config, dataset, given.made):
             run.say(line)
@@ -223,10 +224,11 @@ class _Rounds:
         """The regions that seeds retrieve, as pseudo labels."""
         stage = self.run.stage("retrieved labels", {}, seeds)
 
-        def work() -> dict[str, float]:
-            return self._measured(retrieve_labels(self.sources, stage.folder, **self.sharing))
+        def work() -> None:
+            retrieve_labels(self.sources, stage.folder, **self.sharing)
 
         self.run.do(stage, work)
+        self._measure(stage)
         self.folders["labels"] = stage.folder
         return stage
 
@@ -253,8 +255,8 @@ class _Rounds:
         inputs = (conditional,) if tables is None else (conditional, tables)
         stage = self.run.stage(name, {}, *inputs)
 
-        def work() -> dict[str, float]:
-            drawn = draw_labels(
+        def work() -> None:
+            draw_labels(
                 self.sources,
                 conditional.folder / CONDITIONAL,
                 self.config.conditional,
@@ -263,9 +265,9 @@ class _Rounds:
                 tables=None if tables is None else TableFolder(tables.folder),
                 **self.sharing,
             )
-            return self._measured(drawn)
 
         self.run.do(stage, work)
+        self._measure(stage)
         return stage
 
     def prediction(
@@ -357,10 +359,11 @@ class _Rounds:
         if self.run.party.is_first:
             write_conditional(stage.folder / CONDITIONAL, net)
 
-    def _measured(self, labels: PseudoLabelFolder) -> dict[str, float]:
-        if self.measure is None or not self.run.party.is_first:
-            return {}
-        return self.measure({image_id: own.agreed() for image_id, own in labels.items()})
+    def _measure(self, stage: Stage) -> None:
+        """Measure a stage's labels, if somebody wants it, also where they were made before."""
+        if (measure := self.measure) is not None:
+            labels = PseudoLabelFolder(stage.folder)
+            self.run.note(stage, lambda: measure({i: own.agreed() for i, own in labels.items()}))
 
 
 def _true_labels(dataset: WeakDataset, problems: Problems) -> Labels:

@@ -39,11 +39,12 @@ COSTS = "costs.json"
 STAGES = "stages"
 EVENTS = "tensorboard"
 DONE = "done.json"
+FIGURES = "figures"
 CHECKPOINT = "checkpoint.pt"
 LOCK = ".lock"
 PUBLISHED = ("prediction.safetensors", "conditional.safetensors", "classifier.safetensors")
 
-METHOD = 2
+METHOD = 3
 """Raised when the same options give other results than before."""
 
 Say = Callable[[str], None]
@@ -100,11 +101,10 @@ class Run:
         self.stages.append(stage)
         return stage
 
-    def do(self, stage: Stage, work: Callable[[], Mapping[str, Any] | None]) -> None:
+    def do(self, stage: Stage, work: Callable[[], None]) -> None:
         """Do a stage's work unless that is done; all processes go on together.
 
-        What the work gives, numbers and words, is kept with it. The work itself must bear to be
-        cut off anywhere and done again.
+        The work must bear to be cut off anywhere and done again.
         """
         if stage.is_done:
             self.say(f"{stage.name}: done before")
@@ -112,17 +112,28 @@ class Run:
             self.party.wait()  # or one could find it done, and another not
             started = time.monotonic()
             stage.folder.mkdir(parents=True, exist_ok=True)
-            figures = work()
+            if self.party.is_first:
+                for left in stage.folder.glob(f".{CHECKPOINT}.*"):  # cut off in the middle
+                    left.unlink()
+            work()
             self.party.wait()
             if self.party.is_first:
                 seconds = round(time.monotonic() - started, 1)
-                record = {"stage": stage.name, "seconds": seconds, **(figures or {})}
+                record = {"stage": stage.name, "seconds": seconds}
                 atomic.write_json(stage.folder / DONE, record, indent=1)
                 (stage.folder / CHECKPOINT).unlink(missing_ok=True)
-                shown = "".join(f", {k} {v:.3g}" for k, v in (figures or {}).items())
-                self.say(f"{stage.name}: {seconds:.0f} s{shown}")
+                self.say(f"{stage.name}: {seconds:.0f} s")
                 self._gather_metrics()
             self.party.wait()
+
+    def note(self, stage: Stage, figures: Callable[[], Mapping[str, float]]) -> None:
+        """Keep figures of a stage that is done, if there are none yet."""
+        if self.party.is_first and FIGURES not in (record := stage.record):
+            found = dict(figures())
+            atomic.write_json(stage.folder / DONE, {**record, FIGURES: found}, indent=1)
+            self.say(f"{stage.name}: {', '.join(f'{k} {v:.3g}' for k, v in found.items())}")
+            self._gather_metrics()
+        self.party.wait()
 
     def support(self, stage: Stage) -> Support:
         """What a training in this stage stands on."""
@@ -159,12 +170,12 @@ class Run:
             if not stage.is_done:
                 continue
             record = stage.record
-            costs[stage.name] = record.pop("seconds")
+            costs[stage.name] = record["seconds"]
             file = stage.folder / METRICS
             for line in file.read_text().splitlines() if file.exists() else ():
                 lines.append(json.dumps({"stage": stage.name, **json.loads(line)}))
-            if len(record) > 1:
-                lines.append(json.dumps(record))
+            if FIGURES in record:
+                lines.append(json.dumps({"stage": stage.name, **record[FIGURES]}))
         atomic.write_bytes(self.path / METRICS, "".join(f"{own}\n" for own in lines).encode())
         atomic.write_json(self.path / COSTS, costs, indent=1)
 
@@ -198,8 +209,8 @@ def _claimed(path: Path, config: Mapping[str, Any], party: Party) -> Iterator[No
     with atomic.only_one(path / LOCK):
         for name in (RUN, *PUBLISHED):  # of an earlier run with other options
             (path / name).unlink(missing_ok=True)
-        atomic.write_json(path / CONFIG, config, indent=1)
         atomic.write_json(path / ENVIRONMENT, environment(party), indent=1)
+        atomic.write_json(path / CONFIG, config, indent=1)
         yield
 
 
@@ -227,5 +238,7 @@ def is_run(path: Path) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
+    """Whether a run may be there: one is, one was about to be, or nothing is."""
     names = {path.name for path in folder.iterdir()}
-    return LOCK in names or is_run(folder) or all(name.startswith(".") for name in names)
+    seen = {name for name in names if not name.startswith(".")}
+    return is_run(folder) or not seen or (LOCK in names and seen == {ENVIRONMENT})
