@@ -111,7 +111,7 @@ def _make_room(out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         if _is_finished(out):
             aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-            out.replace(aside)  # at once, and not file by file
+            out.replace(aside / out.name)  # at once, and not file by file
             shutil.rmtree(aside)
         elif not (out / STARTED).is_file():
             raise InputError(f"{out}: exists and is no demo; give a new or empty folder")
