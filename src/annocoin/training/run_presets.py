@@ -82,7 +82,7 @@ def voc_cpu(classes: Classes) -> Config:
         conditional=ConditionalPreset(
             conditional.Architecture(classes, "unet-mobilenet_v2", size=192),
             ConditionalOptions(
-                scoring=ScoringOptions(prior=2.0, trust=2.0),
+                scoring=ScoringOptions(prior=2.0),
                 initial_steps=200,
                 steps=40,
                 samples=10,
