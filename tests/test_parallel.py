@@ -12,7 +12,7 @@ import torch
 
 from annocoin.errors import InputError, Problems
 from annocoin.parallel import BadItem, work_through
-from processes import is_running, within
+from processes import interruptible, is_running, within
 
 LONG = """
 import os, sys, time
@@ -70,9 +70,7 @@ def test_ctrl_c_waits_for_no_task(tmp_path: Path) -> None:
     script, folder = tmp_path / "long.py", tmp_path / "workers"
     script.write_text(LONG)
     folder.mkdir()
-    with subprocess.Popen(
-        [sys.executable, str(script), str(folder)], stderr=subprocess.PIPE, text=True
-    ) as process:
+    with interruptible([sys.executable, str(script), str(folder)]) as process:
         within(60, lambda: len(list(folder.iterdir())) == 2)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)

@@ -449,6 +449,10 @@ def test_an_earlier_run_is_gone_while_another_is_made(
     assert TrainedRun(tmp_path / "r").config.seed == 0
     bad = annocoin(*words, *SAID, "--set", "prediction.weights=nowhere.pth", "--seed", 1)
     assert bad.code == 2
+    assert TrainedRun(tmp_path / "r").config.seed == 0  # nothing was begun
+    (tmp_path / "w.pth").write_text("no weights")
+    weights = f"prediction.weights={tmp_path / 'w.pth'}"
+    assert annocoin(*words, *SAID, "--set", weights, "--seed", 1).code == 2
     with pytest.raises(InputError, match="no finished run"):
         TrainedRun(tmp_path / "r")
     assert annocoin(*words, *SAID).code == 0
