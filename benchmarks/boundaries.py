@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from annocoin import load_evaluation
-from annocoin.atomic import write_json
 from annocoin.data.images import read_image
-from annocoin.regions import BoundaryDetector
+from annocoin.data.loading import load_evaluation
+from annocoin.files import write_json
+from annocoin.regions.boundaries import BoundaryDetector
 
 THRESHOLDS = np.linspace(0.05, 0.95, 19)
 NEAR = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (9, 9))

@@ -31,27 +31,28 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from annocoin import Annotation, Mark, load_evaluation, load_weak
-from annocoin.atomic import write_json
-from annocoin.conditional.candidates import Candidates, ScoringOptions
-from annocoin.conditional.clashes import Clashes, clashes
-from annocoin.conditional.inference import infer, total
-from annocoin.conditional.networks import Architecture, ConditionalNetwork
+from annocoin.conditional.inference import Clashes, clashes, infer
+from annocoin.conditional.networks import ConditionalArchitecture, ConditionalNetwork
 from annocoin.conditional.requirements import requirements_of
 from annocoin.conditional.samples import Samples
+from annocoin.conditional.scoring import Candidates, ScoringOptions
 from annocoin.data.dataset import EvaluationDataset
-from annocoin.evaluation import evaluate
+from annocoin.data.loading import load_evaluation, load_weak
+from annocoin.engine.conditional_dataset import Cases
+from annocoin.engine.conditional_training import direct_step, train_from_seeds
+from annocoin.engine.config import ConditionalOptions
+from annocoin.engine.randomness import generator_at
+from annocoin.evaluation.evaluator import evaluate
+from annocoin.files import write_json
+from annocoin.objective.task_loss import total
 from annocoin.progress import track
-from annocoin.randomness import generator_at
-from annocoin.regions import RegionFolder, RegionSet
+from annocoin.regions.region_set import RegionSet
+from annocoin.regions.storage import RegionFolder
 from annocoin.report import overlay
-from annocoin.report.samples import picture_of_samples
-from annocoin.seeds import SeedFolder, retrieve
-from annocoin.training.against import direct_step
-from annocoin.training.cases import Cases
-from annocoin.training.conditional_options import ConditionalOptions
-from annocoin.training.from_seeds import train_from_seeds
-from annocoin.types import Instances
+from annocoin.report.figures import picture_of_samples
+from annocoin.seeds.retrieval import retrieve
+from annocoin.seeds.seed_set import SeedFolder
+from annocoin.types import Annotation, Instances, Mark
 from region_algebra import median, peak_bytes, random_regions
 
 SAMPLES, REGIONS, CLASSES, SIDE = 10, 500, 20, 256
@@ -100,7 +101,9 @@ def speed() -> dict[str, Any]:
     torch.set_num_threads(1)
     regions = random_regions(np.random.default_rng(0))[: 2 * REGIONS : 2]
     size = regions.size
-    net = ConditionalNetwork(Architecture(tuple(f"class {c + 1}" for c in range(CLASSES))))
+    net = ConditionalNetwork(
+        ConditionalArchitecture(tuple(f"class {c + 1}" for c in range(CLASSES)))
+    )
     image = torch.rand(1, 3, SIDE, SIDE)
     said = Annotation(size, (Mark(3), Mark(11), Mark(20)))
     requirements = requirements_of(said, regions)
@@ -278,7 +281,7 @@ def quality(options: argparse.Namespace) -> dict[str, Any]:
 
 def trained(options: argparse.Namespace, cases: Cases) -> tuple[ConditionalNetwork, float]:
     torch.manual_seed(options.seed)
-    architecture = Architecture(cases.classes, options.trunk, size=options.size)
+    architecture = ConditionalArchitecture(cases.classes, options.trunk, size=options.size)
     known = options.network is not None and options.network.exists()
     net = ConditionalNetwork(architecture, "none" if known else options.weights)
     started = time.monotonic()

@@ -25,18 +25,13 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from annocoin import (
-    atomic,
-    evaluate,
-    load_evaluation,
-    load_labelled,
-    read_predictions,
-    write_dataset,
-    write_predictions,
-)
-from annocoin.data import LabelledImage, LabelledImages
-from annocoin.data.synthetic import write_synthetic
-from annocoin.evaluation import PROTOCOLS, THRESHOLDS
+from annocoin import files
+from annocoin.data.conversion import write_dataset
+from annocoin.data.dataset import LabelledImage, LabelledImages
+from annocoin.data.loading import load_evaluation, load_labelled
+from annocoin.data.predictions import read_predictions, write_predictions
+from annocoin.evaluation.evaluator import PROTOCOLS, THRESHOLDS, evaluate
+from annocoin.synthetic.dataset import write_synthetic
 from annocoin.types import Instances
 
 
@@ -59,7 +54,7 @@ def main() -> None:
     for name, value in seconds.items():
         print(f"  {name:42s} {value:8.3f}")
     if options.json:
-        atomic.write_json(options.json, {"setting": size, "seconds": seconds}, indent=2)
+        files.write_json(options.json, {"setting": size, "seconds": seconds}, indent=2)
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:

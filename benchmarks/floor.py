@@ -16,13 +16,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from annocoin import Instances, evaluate, load_evaluation, load_weak
-from annocoin.atomic import write_json
-from annocoin.conditional.grab_cut import grab_cut
+from annocoin.conditional.requirements import grab_cut
 from annocoin.data.dataset import WeakImage
-from annocoin.data.synthetic import write_synthetic
+from annocoin.data.loading import load_evaluation, load_weak
+from annocoin.evaluation.evaluator import evaluate
+from annocoin.files import write_json
 from annocoin.progress import track
-from annocoin.regions import RegionProposer
+from annocoin.regions.proposals import RegionProposer
+from annocoin.synthetic.dataset import write_synthetic
+from annocoin.types import Instances
 
 Mask = npt.NDArray[np.bool_]
 

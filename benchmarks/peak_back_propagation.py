@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from annocoin.atomic import write_json
-from annocoin.seeds import Architecture, Classifier, PeakBackPropagation
-from annocoin.seeds.back_propagation import PeakPass
+from annocoin.files import write_json
+from annocoin.seeds.back_propagation import PeakBackPropagation, PeakPass
+from annocoin.seeds.classifier import Classifier, ClassifierArchitecture
 
 SIZES = {"tiny": 128, "mobilenet_v2": 320, "resnet50": 320}
 
@@ -109,7 +109,7 @@ def difference(first: Tensor, second: Tensor) -> float:
 def example(name: str) -> Classifier:
     """A classifier whose activations are as a trained one's: normalised by what came in."""
     torch.manual_seed(0)
-    net = Classifier(Architecture(tuple("abcdefghij"), name))
+    net = Classifier(ClassifierArchitecture(tuple("abcdefghij"), name))
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.weight, 1, 0.3)

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 from torchvision.models.detection import MaskRCNN
 
-from annocoin.atomic import write_json
-from annocoin.prediction import Architecture, LossOptions, SoftLosses, SoftTargets, build_network
-from annocoin.prediction.images import View, batch_of
-from annocoin.randomness import generator_at
+from annocoin.engine.randomness import generator_at
+from annocoin.files import write_json
+from annocoin.prediction.networks import PredictionArchitecture, View, batch_of, build_network
+from annocoin.prediction.soft_losses import LossOptions, SoftLosses
+from annocoin.prediction.soft_targets import SoftTargets
 
 CLASSES, CHANNELS = 20, 96
 BATCH, SIZE = 4, (256, 341)
@@ -60,7 +61,9 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     names = tuple(f"class {c + 1}" for c in range(CLASSES))
     net = build_network(
-        Architecture(names, options.backbone, size=SIZE[0], longest=SIZE[1], channels=CHANNELS)
+        PredictionArchitecture(
+            names, options.backbone, size=SIZE[0], longest=SIZE[1], channels=CHANNELS
+        )
     ).train()
     looked_at = LossOptions(rois=options.rois)
     net.rpn.fg_bg_sampler.batch_size_per_image = looked_at.anchors

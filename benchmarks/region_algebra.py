@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
-from annocoin.atomic import write_json
-from annocoin.regions import RegionSet, algebra
+from annocoin.files import write_json
+from annocoin.regions import algebra
+from annocoin.regions.region_set import RegionSet
 
 REGIONS, SUPERPIXELS, SIDE = 1000, 1500, 512
 CHANNELS, FEATURE_SIDE = 32, 256

@@ -25,19 +25,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from annocoin import load_evaluation
-from annocoin.atomic import write_json
-from annocoin.data.dataset import ImageId
 from annocoin.data.images import read_image, read_index_map
+from annocoin.data.loading import load_evaluation
+from annocoin.files import write_json
 from annocoin.masks import encode
 from annocoin.progress import track
-from annocoin.regions import (
-    BoundaryDetector,
-    RegionProposer,
-    RegionSet,
-    proposals,
-    regions_of_masks,
-)
+from annocoin.regions import proposals
+from annocoin.regions.boundaries import BoundaryDetector
+from annocoin.regions.proposals import RegionProposer
+from annocoin.regions.region_set import RegionSet, regions_of_masks
+from annocoin.types import ImageId
 
 COUNTS = (100, 300, 500, 1000)
 SIZES = {"small (< 1 % of the image)": 0.01, "medium (< 10 %)": 0.1, "large": 1.01}

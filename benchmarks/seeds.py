@@ -25,25 +25,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annocoin import load_evaluation, load_weak
-from annocoin.atomic import write_json
 from annocoin.data.dataset import EvaluationDataset, WeakDataset, WeakImage
-from annocoin.evaluation import evaluate
+from annocoin.data.loading import load_evaluation, load_weak
+from annocoin.engine.classifier_training import options_for, predict_tags, tag_map, train_classifier
+from annocoin.engine.dataset_stages import make_seeds
+from annocoin.evaluation.evaluator import evaluate
+from annocoin.files import write_json
 from annocoin.progress import track
-from annocoin.regions import RegionFolder, RegionSet
-from annocoin.seeds import (
-    SeedFolder,
-    Seeds,
-    make_seeds,
-    predict_tags,
-    read_classifier,
-    retrieve,
-    train_classifier,
-    write_classifier,
-)
-from annocoin.seeds.classifier_training import options_for, tag_map
-from annocoin.seeds.filtering import BEST, STRONG, worth_keeping
-from annocoin.seeds.retrieval import WAYS
+from annocoin.regions.region_set import RegionSet
+from annocoin.regions.storage import RegionFolder
+from annocoin.seeds.classifier import read_classifier, write_classifier
+from annocoin.seeds.retrieval import WAYS, retrieve
+from annocoin.seeds.seed_set import SeedFolder, Seeds
+from annocoin.seeds.votes import BEST, STRONG, worth_keeping
 from annocoin.types import Instances
 from regions import best_overlaps, valid_pixels
 

@@ -18,8 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from annocoin.atomic import write_json
-from annocoin.data.synthetic import CLASSES, Scene, render_scene
+from annocoin.files import write_json
+from annocoin.synthetic.creatures import CLASSES
+from annocoin.synthetic.dataset import Scene, render_scene
 
 CROP = 40  # pixels: every object is resized to this square
 GREY = 128

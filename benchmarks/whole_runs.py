@@ -20,18 +20,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from annocoin import load_evaluation, load_weak, workflow
-from annocoin.atomic import write_json
+from annocoin import api
+from annocoin.api import TrainedRun
 from annocoin.cli.options import assignments
 from annocoin.data.dataset import EvaluationDataset
+from annocoin.data.loading import load_evaluation, load_weak
 from annocoin.demo import WAYS, Way
-from annocoin.distribution import Party, gather
-from annocoin.evaluation import evaluate
-from annocoin.regions import RegionFolder
-from annocoin.seeds import SeedFolder
-from annocoin.seeds.making import CLASSIFIER
-from annocoin.training.given import Given
-from annocoin.workflow import TrainedRun
+from annocoin.engine.dataset_stages import CLASSIFIER
+from annocoin.engine.distribution import Party, gather
+from annocoin.engine.precomputed import Given
+from annocoin.evaluation.evaluator import evaluate
+from annocoin.files import write_json
+from annocoin.regions.storage import RegionFolder
+from annocoin.seeds.seed_set import SeedFolder
 
 PROTOCOLS = ("chainercv", "bbtp")
 
@@ -69,7 +70,7 @@ def train(way: Way, trial: int, given: argparse.Namespace, party: Party) -> Trai
         weak = replace(weak, images=weak.images[: given.limit])
     seeds = given.box_seeds if way.supervision == "box" else given.seeds
     say = (lambda line: print(f"  {line}", flush=True)) if party.is_first else (lambda line: None)
-    return workflow.train(
+    return api.train(
         weak,
         given.out / f"{way.name}-{trial}",
         given.preset,
@@ -85,7 +86,7 @@ def train(way: Way, trial: int, given: argparse.Namespace, party: Party) -> Trai
 
 def measured(run: TrainedRun, test: EvaluationDataset) -> dict[str, Means]:
     """mAP of what a run predicts on the test split, by protocol."""
-    predicted = workflow.predict_dataset(run, test.labelled)
+    predicted = api.predict_dataset(run, test.labelled)
     found = {}
     for protocol in PROTOCOLS:
         mean = evaluate(predicted, test, protocol=protocol).mean

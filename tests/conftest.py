@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 
 from annocoin.cli import main
-from annocoin.data.synthetic import write_synthetic
+from annocoin.synthetic.dataset import write_synthetic
 
 torch.set_num_threads(1)  # tests run side by side, one a core
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure

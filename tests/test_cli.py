@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from annocoin import load_evaluation, load_labelled, write_dataset
+from annocoin.data.conversion import write_dataset
 from annocoin.data.images import image_size
+from annocoin.data.loading import load_evaluation, load_labelled
 from end_to_end.quick import QUICK
 from processes import interruptible
 
@@ -257,7 +258,7 @@ def test_an_interrupted_command_leaves_nothing(
             hidden.append(root)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("annocoin.data.voc_maps.write_maps", interrupt)
+    monkeypatch.setattr("annocoin.data.formats.voc.write_maps", interrupt)
     outcome = annocoin("convert", voc, tmp_path / "out", "--to", "voc")
     assert outcome.code == 130
     assert outcome.err == "annocoin: interrupted; nothing half-written is left\n"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from annocoin import Annotation, Instances, Mark, masks
+from annocoin import masks
+from annocoin.types import Annotation, Instances, Mark
 
 
 def three() -> Instances:

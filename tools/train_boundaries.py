@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from annocoin.backbones import BoundaryNet
 from annocoin.data.images import read_image
-from annocoin.regions.network import BoundaryNet
 
 AGREE = 0.3
 CROP = 320

@@ -1,6 +1,6 @@
 """Train the ranker of regions on BSDS500 and write its weights for the package.
 
-    python tools/train_ranker.py BSDS500 --out src/annocoin/regions/ranker.safetensors
+    python tools/train_ranker.py BSDS500 --out src/annocoin/weights/ranker.safetensors
 
 BSDS500 holds `images/{train,val}` and `groundTruth/{train,val}`. The network learns to foresee a
 candidate's best IoU with the objects that people outlined: half the mean over the annotators, half
@@ -21,13 +21,13 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from annocoin.atomic import write_bytes
 from annocoin.data.images import read_image
+from annocoin.files import write_bytes
 from annocoin.progress import track
-from annocoin.regions.grouping import Candidates, group
-from annocoin.regions.mosaic import Mosaic
+from annocoin.regions.hierarchy import RegionGroups, group
 from annocoin.regions.proposals import RegionProposer
 from annocoin.regions.ranking import Ranker, measure
+from annocoin.regions.superpixel_graph import Mosaic
 
 HIDDEN = 96
 BATCH = 4096
@@ -75,7 +75,7 @@ def segmentations(path: Path) -> list[npt.NDArray[np.integer]]:
 
 
 def target(
-    mosaic: Mosaic, candidates: Candidates, people: list[npt.NDArray[np.integer]]
+    mosaic: Mosaic, candidates: RegionGroups, people: list[npt.NDArray[np.integer]]
 ) -> npt.NDArray[np.float32]:
     """The overlap of each candidate with the objects that people outlined, float32 [N]."""
     members = candidates.members.astype(np.float32)

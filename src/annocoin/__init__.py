@@ -2,21 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-from annocoin.data import (
-    load_evaluation,
-    load_labelled,
-    load_weak,
-    read_predictions,
-    with_predictions,
-    write_dataset,
-    write_predictions,
-)
+from annocoin.data.conversion import with_predictions, write_dataset
+from annocoin.data.loading import load_evaluation, load_labelled, load_weak
+from annocoin.data.predictions import read_predictions, write_predictions
 from annocoin.errors import InputError, Problems
-from annocoin.evaluation import Evaluator, evaluate
+from annocoin.evaluation.evaluator import Evaluator, evaluate
 from annocoin.types import Annotation, Instances, Mark
 
 if TYPE_CHECKING:
-    from annocoin.workflow import TrainedRun, label, predict, train
+    from annocoin.api import TrainedRun, label, predict, train
+
 
 __all__ = [
     "Annotation",
@@ -43,9 +38,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """What needs the networks is imported when it is asked for: that takes seconds."""
     if name in ("TrainedRun", "label", "predict", "train"):
-        from annocoin import workflow
+        from annocoin import api
 
-        return getattr(workflow, name)
+        return getattr(api, name)
     raise AttributeError(f"module 'annocoin' has no attribute {name!r}")
 
 

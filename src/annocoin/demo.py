@@ -14,26 +14,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from annocoin import atomic, workflow
-from annocoin.data import load_evaluation, load_weak, write_dataset
-from annocoin.data.conversion import Format
-from annocoin.data.dataset import EvaluationDataset, ImageId, Supervision
+from annocoin import api, files
+from annocoin.api import TrainedRun
+from annocoin.data.conversion import Format, write_dataset
+from annocoin.data.dataset import EvaluationDataset, Supervision
 from annocoin.data.images import read_image
-from annocoin.data.synthetic import write_synthetic
+from annocoin.data.loading import load_evaluation, load_weak
+from annocoin.engine.config import changed
+from annocoin.engine.dataset_stages import CLASSIFIER, make_regions, make_seeds
+from annocoin.engine.parallel import cores, work_through
+from annocoin.engine.precomputed import Given
+from annocoin.engine.presets import run_preset
 from annocoin.errors import InputError, Problems
-from annocoin.evaluation import evaluate
-from annocoin.parallel import cores, work_through
-from annocoin.regions import RegionFolder
-from annocoin.regions.making import make_regions
+from annocoin.evaluation.evaluator import evaluate
+from annocoin.regions.storage import RegionFolder
 from annocoin.report import overlay
-from annocoin.report.rounds import picture_of_rounds
-from annocoin.seeds import SeedFolder, make_seeds
-from annocoin.seeds.making import CLASSIFIER
-from annocoin.training.config import changed
-from annocoin.training.given import Given
-from annocoin.training.run_presets import run_preset
-from annocoin.types import Instances
-from annocoin.workflow import TrainedRun
+from annocoin.report.figures import picture_of_rounds
+from annocoin.seeds.seed_set import SeedFolder
+from annocoin.synthetic.dataset import write_synthetic
+from annocoin.types import ImageId, Instances
 
 MADE_BY = "annocoin demo"
 SUMMARY = "summary.json"
@@ -89,7 +88,7 @@ def run_demo(
     print(f"mAP (%) on {len(test)} test scenes, protocol chainercv")
     found, summary = {}, {}
     for way in WAYS:
-        found[way.name] = workflow.predict_dataset(runs[way.name], test.labelled)
+        found[way.name] = api.predict_dataset(runs[way.name], test.labelled)
         mean = evaluate(found[way.name], test, protocol="chainercv").mean
         summary[way.name] = {f"{threshold:g}": value for threshold, value in mean.items()}
         cells = "   ".join(f"@{t} {100 * v:5.1f}" for t, v in summary[way.name].items())
@@ -100,7 +99,7 @@ def run_demo(
     overlay.save(picture, out / "rounds.jpg")
     seconds = time.monotonic() - began
     content = {"made by": MADE_BY, **summary, "seconds": seconds, "images": images, "seed": seed}
-    atomic.write_json(out / SUMMARY, content, indent=2)
+    files.write_json(out / SUMMARY, content, indent=2)
     (out / STARTED).unlink(missing_ok=True)
     print(f"{seconds / 60:.1f} min. Look at {out}/picture.jpg: test scenes, and")
     print(f"{out}/rounds.jpg: samples and predictions, first and last round.")
@@ -115,7 +114,7 @@ def _make_room(out: Path) -> None:
             shutil.rmtree(aside)
         elif not (out / STARTED).is_file():
             raise InputError(f"{out}: exists and is no demo; give a new or empty folder")
-    atomic.write_bytes(out / STARTED, b"")
+    files.write_bytes(out / STARTED, b"")
 
 
 def _is_finished(folder: Path) -> bool:
@@ -152,7 +151,7 @@ class _Trainer:
         given = Given(
             RegionFolder(made / "regions"), SeedFolder(seeds), made / "seeds" / CLASSIFIER
         )
-        workflow.train(
+        api.train(
             load_weak(data, way.supervision, split="train"),
             out / way.name,
             PRESET,
@@ -168,9 +167,9 @@ class _Trainer:
 
 def _label(out: Path, run: TrainedRun, data: Path) -> None:
     """The training scenes' tags as masks, in every format."""
-    found = workflow.label(run, load_weak(data, "image", split="train"))
+    found = api.label(run, load_weak(data, "image", split="train"))
     shutil.rmtree(out / "labels", ignore_errors=True)
-    with atomic.new_directory(out / "labels") as folder:
+    with files.new_directory(out / "labels") as folder:
         formats: tuple[Format, ...] = ("coco", "voc", "yolo", "labelme")
         for name in formats:
             place = folder / (f"{name}.json" if name == "coco" else name)

@@ -21,6 +21,7 @@ from annocoin.masks import RLE, Size
 
 Box = tuple[float, float, float, float]
 Point = tuple[float, float]
+ImageId = str | int
 MarkKind = Literal["tag", "point", "box", "mask"]
 
 

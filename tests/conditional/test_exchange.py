@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annocoin import Annotation, Mark
-from annocoin.conditional.clashes import clashes
-from annocoin.conditional.inference import infer, total
+from annocoin.conditional.inference import clashes, infer
 from annocoin.conditional.requirements import requirements_of
-from annocoin.regions import RegionSet
+from annocoin.objective.task_loss import total
+from annocoin.regions.region_set import RegionSet
+from annocoin.types import Annotation, Mark
 from conditional.test_inference import random_scores
 from conditional.test_requirements import seeds_at, stripes
 from conditional.worlds import annotated

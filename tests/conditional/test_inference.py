@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annocoin import Annotation, InputError, Mark
-from annocoin.conditional.clashes import Clashes, clashes
-from annocoin.conditional.inference import columns_of, infer, total
+from annocoin.conditional.inference import Clashes, clashes, infer
 from annocoin.conditional.requirements import Requirements, requirements_of
-from annocoin.regions import RegionSet
+from annocoin.errors import InputError
+from annocoin.objective.task_loss import columns_of, total
+from annocoin.regions.region_set import RegionSet
+from annocoin.types import Annotation, Mark
 from conditional.test_requirements import seeds_at, stripes
 from conditional.worlds import annotated, random_seeds
 

@@ -11,12 +11,10 @@ import torchvision
 from hypothesis import given, settings
 from torch.nn import functional as F
 
-from annocoin import InputError
-from annocoin.conditional.networks import Architecture, ConditionalNetwork
-from annocoin.conditional.noise import draw_noise
-from annocoin.conditional.trunks import build_trunk
-from annocoin.conditional.unet import UNet
-from annocoin.randomness import generator_at
+from annocoin.conditional.networks import ConditionalArchitecture, ConditionalNetwork, draw_noise
+from annocoin.conditional.trunks import UNet, build_trunk
+from annocoin.engine.randomness import generator_at
+from annocoin.errors import InputError
 from regions.worlds import World, worlds
 
 CLASSES = ("cat", "dog", "cow")
@@ -24,7 +22,7 @@ CLASSES = ("cat", "dog", "cow")
 
 def network(**changes: object) -> ConditionalNetwork:
     torch.manual_seed(0)
-    net = ConditionalNetwork(Architecture(CLASSES, "tiny", **changes)).eval()  # type: ignore[arg-type]
+    net = ConditionalNetwork(ConditionalArchitecture(CLASSES, "tiny", **changes)).eval()  # type: ignore[arg-type]
     torch.nn.init.normal_(net.join_noise.weight)
     torch.nn.init.normal_(net.classify.weight)
     return net
@@ -155,7 +153,7 @@ def test_bad_trunks(name: str, weights: str, message: str) -> None:
 )
 def test_bad_architectures(change: dict[str, object]) -> None:
     with pytest.raises(InputError):
-        Architecture(**{"classes": CLASSES, **change})  # type: ignore[arg-type]
+        ConditionalArchitecture(**{"classes": CLASSES, **change})  # type: ignore[arg-type]
 
 
 def test_forms_of_noise() -> None:

@@ -7,10 +7,16 @@ import math
 import pytest
 import torch
 
-from annocoin import Annotation, Mark
-from annocoin.conditional.candidates import Candidates, ScoringOptions
-from annocoin.conditional.prior import EVEN, LEAST, seed_prior, seed_votes
 from annocoin.conditional.requirements import requirements_of
+from annocoin.conditional.scoring import (
+    EVEN,
+    LEAST_OVERLAP,
+    Candidates,
+    ScoringOptions,
+    seed_prior,
+    seed_votes,
+)
+from annocoin.types import Annotation, Mark
 from conditional.test_requirements import annotation, seeds_at, stripes
 
 REGIONS = stripes([0], [0, 1], [2, 3], [3])
@@ -26,7 +32,9 @@ def test_the_prior_is_the_expected_overlap_with_a_seeds_object() -> None:
     for u in range(4):
         for column in range(2):
             expected = sum(float(votes[column, v] * iou[u, v]) for v in range(4))
-            assert float(found[u, column]) == pytest.approx(math.log((expected + LEAST) / EVEN))
+            assert float(found[u, column]) == pytest.approx(
+                math.log((expected + LEAST_OVERLAP) / EVEN)
+            )
     assert found[0, 0] > 0 > found[2, 0]
 
 

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annocoin import Annotation, InputError, Mark, masks
-from annocoin.conditional.candidates import Candidates
-from annocoin.conditional.grab_cut import grab_cut
-from annocoin.conditional.prior import seed_prior, seed_votes
-from annocoin.conditional.requirements import requirements_of
-from annocoin.regions import RegionSet
-from annocoin.seeds import Seeds
+from annocoin import masks
+from annocoin.conditional.requirements import grab_cut, requirements_of
+from annocoin.conditional.scoring import Candidates, seed_prior, seed_votes
+from annocoin.errors import InputError
+from annocoin.regions.region_set import RegionSet
+from annocoin.seeds.seed_set import Seeds
+from annocoin.types import Annotation, Mark
 from conditional.worlds import annotated, random_seeds
 
 STRIPES = np.repeat([[0, 0, 1, 1, 2, 2, 3, 3]], 6, axis=0)  # four stripes of 6 x 2 pixels

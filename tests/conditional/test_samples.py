@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from annocoin import Annotation, Mark
-from annocoin.conditional.candidates import Candidates, ScoringOptions, draw_samples
-from annocoin.conditional.networks import Architecture, ConditionalNetwork
+from annocoin.conditional.networks import ConditionalArchitecture, ConditionalNetwork
 from annocoin.conditional.requirements import requirements_of
 from annocoin.conditional.samples import Samples
+from annocoin.conditional.scoring import Candidates, ScoringOptions, draw_samples
+from annocoin.engine.randomness import generator_at
 from annocoin.errors import InputError
-from annocoin.randomness import generator_at
+from annocoin.types import Annotation, Mark
 from conditional.test_requirements import stripes
 
 REGIONS = stripes([0], [0, 1], [2, 3], [3])
@@ -68,7 +68,7 @@ def test_one_sample_has_no_confidence() -> None:
 @pytest.mark.parametrize("pairwise", ["votes", "normalised", "literal", "none"])
 def test_samples_of_a_network(terms: str, pairwise: str) -> None:
     torch.manual_seed(0)
-    net = ConditionalNetwork(Architecture(("cat", "dog"), "tiny", size=64)).eval()
+    net = ConditionalNetwork(ConditionalArchitecture(("cat", "dog"), "tiny", size=64)).eval()
     torch.nn.init.normal_(net.join_noise.weight)
     torch.nn.init.normal_(net.classify.weight)
     options = ScoringOptions(terms=terms, pairwise=pairwise)  # type: ignore[arg-type]

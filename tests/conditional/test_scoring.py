@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annocoin import InputError
 from annocoin.conditional.scoring import (
     agreement_of_neighbours,
     coupling,
     final_scores,
     votes_of_neighbours,
 )
+from annocoin.errors import InputError
 from regions.worlds import World, worlds
 
 

@@ -7,15 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from annocoin import InputError
-from annocoin.conditional.networks import Architecture, ConditionalNetwork
-from annocoin.conditional.storage import read_conditional, write_conditional
-from annocoin.seeds import read_classifier
+from annocoin.conditional.networks import (
+    ConditionalArchitecture,
+    ConditionalNetwork,
+    read_conditional,
+    write_conditional,
+)
+from annocoin.errors import InputError
+from annocoin.seeds.classifier import read_classifier
 
 
 def test_there_and_back(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net = ConditionalNetwork(Architecture(("cat", "dog"), "tiny", size=64, noise="vector")).eval()
+    net = ConditionalNetwork(
+        ConditionalArchitecture(("cat", "dog"), "tiny", size=64, noise="vector")
+    ).eval()
     write_conditional(tmp_path / "net.safetensors", net)
     back = read_conditional(tmp_path / "net.safetensors")
     assert back.architecture == net.architecture
@@ -31,7 +37,7 @@ def test_other_files(tmp_path: Path) -> None:
         read_conditional(tmp_path / "bad.safetensors")
     with pytest.raises(InputError, match="no such file"):
         read_conditional(tmp_path / "missing.safetensors")
-    net = ConditionalNetwork(Architecture(("cat",), "tiny", size=64))
+    net = ConditionalNetwork(ConditionalArchitecture(("cat",), "tiny", size=64))
     write_conditional(tmp_path / "net.safetensors", net)
     with pytest.raises(InputError, match="not a classifier"):
         read_classifier(tmp_path / "net.safetensors")

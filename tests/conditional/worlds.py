@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from annocoin import Annotation, Mark, masks
-from annocoin.regions import RegionSet
-from annocoin.seeds import Seeds
+from annocoin import masks
+from annocoin.regions.region_set import RegionSet
+from annocoin.seeds.seed_set import Seeds
+from annocoin.types import Annotation, Mark
 from regions.worlds import worlds
 
 

@@ -17,19 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from annocoin import (
-    InputError,
-    Instances,
-    load_labelled,
-    masks,
-    read_predictions,
-    with_predictions,
-    write_dataset,
-    write_predictions,
-)
+from annocoin import masks
+from annocoin.data.conversion import with_predictions, write_dataset
 from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
-from annocoin.data.polygons import from_polygon, to_polygon
-from annocoin.types import Annotation, Mark
+from annocoin.data.loading import load_labelled
+from annocoin.data.predictions import read_predictions, write_predictions
+from annocoin.errors import InputError
+from annocoin.masks import from_polygon, to_polygon
+from annocoin.types import Annotation, Instances, Mark
 
 CLASSES = ("cat", "dog & <co>", "Vögel", "x, y")
 settings.register_profile(

@@ -13,17 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from annocoin import (
-    InputError,
-    Instances,
-    load_evaluation,
-    load_labelled,
-    load_weak,
-    masks,
-    write_dataset,
-)
-from annocoin.data import EvaluationDataset, WeakDataset, WeakImage, weaken
-from annocoin.types import Annotation, Mark
+from annocoin import masks
+from annocoin.data.conversion import write_dataset
+from annocoin.data.dataset import EvaluationDataset, WeakDataset, WeakImage, weaken
+from annocoin.data.loading import load_evaluation, load_labelled, load_weak
+from annocoin.errors import InputError
+from annocoin.types import Annotation, Instances, Mark
 
 _opened: list[str] | None = None
 

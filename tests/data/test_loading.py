@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from annocoin import InputError, load_labelled, write_dataset
-from annocoin.data.synthetic import CLASSES
+from annocoin.data.conversion import write_dataset
+from annocoin.data.loading import load_labelled
+from annocoin.errors import InputError
+from annocoin.synthetic.creatures import CLASSES
 
 
 @pytest.mark.parametrize("kind", ["voc", "coco", "folder", "yolo", "labelme"])

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from annocoin import InputError, Problems, load_labelled, masks, read_predictions, write_dataset
+from annocoin import masks
+from annocoin.data.conversion import write_dataset
 from annocoin.data.dataset import LabelledImages
+from annocoin.data.loading import load_labelled
+from annocoin.data.predictions import read_predictions
+from annocoin.errors import InputError, Problems
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ import torch
 
 torch.set_num_threads(1)
 
-from annocoin import load_weak  # noqa: E402
-from annocoin.training.config import changed  # noqa: E402
-from annocoin.training.rounds import train_run  # noqa: E402
-from annocoin.training.run_directory import DONE  # noqa: E402
-from annocoin.training.run_presets import run_preset  # noqa: E402
+from annocoin.data.loading import load_weak  # noqa: E402
+from annocoin.engine.config import changed  # noqa: E402
+from annocoin.engine.presets import run_preset  # noqa: E402
+from annocoin.engine.rounds import train_run  # noqa: E402
+from annocoin.engine.run_directory import DONE  # noqa: E402
 from end_to_end.quick import QUICK  # noqa: E402
 
 

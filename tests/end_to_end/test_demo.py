@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from annocoin import evaluate, load_evaluation, load_labelled
+from annocoin.api import TrainedRun, predict_dataset
+from annocoin.data.loading import load_evaluation, load_labelled
 from annocoin.demo import STARTED, WAYS
-from annocoin.workflow import TrainedRun, predict_dataset
+from annocoin.evaluation.evaluator import evaluate
 from end_to_end.quick import WORDS
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from annocoin import atomic
+from annocoin import files
 from end_to_end.quick import WORDS
 
 TESTS = Path(__file__).parent.parent
@@ -57,7 +57,7 @@ def test_killed_twenty_times_a_run_ends_the_same(scenes: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_second_process_is_refused(scenes: Path, tmp_path: Path, devices: int) -> None:
-    with atomic.only_one(tmp_path / "run" / ".lock"):
+    with files.only_one(tmp_path / "run" / ".lock"):
         second = subprocess.run(
             [sys.executable, "-m", "annocoin", "train", scenes, "--out", tmp_path / "run",
              "--preset", "synthetic", "--devices", str(devices)],

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from annocoin import InputError, atomic, load_evaluation, load_labelled, load_weak, workflow
+from annocoin import api, files
+from annocoin.api import TrainedRun
 from annocoin.data.dataset import EvaluationDataset, weak_dataset
-from annocoin.errors import Problems
-from annocoin.prediction import read_prediction
-from annocoin.seeds import read_classifier
-from annocoin.training.config import read_config
-from annocoin.training.given import Given
-from annocoin.workflow import TrainedRun
+from annocoin.data.loading import load_evaluation, load_labelled, load_weak
+from annocoin.engine.config import read_config
+from annocoin.engine.precomputed import Given
+from annocoin.errors import InputError, Problems
+from annocoin.prediction.networks import read_prediction
+from annocoin.seeds.classifier import read_classifier
 from end_to_end.quick import QUICK, WORDS
 
 SAID = ("--preset", "synthetic", "--jobs", "1", *WORDS)
@@ -32,7 +33,7 @@ def runs(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     found = {}
     for supervision in ("image", "box", "point", "mask"):
         found[supervision] = root / supervision
-        workflow.train(
+        api.train(
             load_weak(scenes, supervision, split="train"),  # type: ignore[arg-type]
             found[supervision],
             "synthetic",
@@ -96,7 +97,7 @@ def test_networks_start_from_the_classifier(scenes: Path, tmp_path: Path) -> Non
         "prediction.learning.frozen": "6",
     }
     weak = load_weak(scenes, "mask", split="train")
-    run = workflow.train(weak, tmp_path / "a", "synthetic", changes=changes, say=lambda _: None)
+    run = api.train(weak, tmp_path / "a", "synthetic", changes=changes, say=lambda _: None)
     listed = json.loads((run.path / "run.json").read_text())["stages"]
     assert [own["stage"] for own in listed] == ["dataset", "classifier", "prediction"]
     classifier = read_classifier(run.path / "classifier.safetensors")
@@ -105,7 +106,7 @@ def test_networks_start_from_the_classifier(scenes: Path, tmp_path: Path) -> Non
     assert torch.equal(learned["5"].conv[0][0].weight, kept[5].conv[0][0].weight)
     assert not torch.equal(learned["12"].conv[0][0].weight, kept[12].conv[0][0].weight)
     given = Given(classifier=run.path / "classifier.safetensors")
-    again = workflow.train(
+    again = api.train(
         weak, tmp_path / "b", "synthetic", changes=changes, given=given, say=lambda _: None
     )
     same, _ = read_prediction(again.path / "prediction.safetensors")
@@ -119,7 +120,7 @@ def test_the_literal_preset_runs_too(scenes: Path, tmp_path: Path) -> None:
         "prediction.architecture.smallest": "20",
         "prediction.architecture.longest": "96",
     }
-    workflow.train(
+    api.train(
         load_weak(scenes, "image", split="train"),
         tmp_path / "run",
         "voc-r50-literal",
@@ -292,7 +293,7 @@ def test_what_was_not_measured_can_be_measured_later(scenes: Path, tmp_path: Pat
     weak, truth = load_weak(scenes, "image", split="train"), load_evaluation(scenes, split="train")
 
     def train(truth: EvaluationDataset | None, **options: Any) -> list[dict[str, Any]]:
-        workflow.train(
+        api.train(
             weak, tmp_path / "run", "synthetic",
             changes=QUICK, truth=truth, jobs=1, say=lambda _: None, **options,
         )  # fmt: skip
@@ -320,7 +321,7 @@ def test_train_destroys_nothing(
     assert "is no run of annocoin" in outcome.err
     assert (tmp_path / "config.json").read_text() == "mine"
     seeds = tmp_path / "seeds"  # a folder that annocoin made, and has locked, for something else
-    with atomic.only_one(seeds / ".lock"):
+    with files.only_one(seeds / ".lock"):
         (seeds / "classifier.safetensors").write_text("trained for hours")
     outcome = annocoin("train", scenes, "--split", "train", "--out", seeds, *SAID)
     assert "is no run of annocoin" in outcome.err
@@ -385,9 +386,9 @@ def test_other_classes_are_refused(runs: dict[str, Path], tmp_path: Path) -> Non
     Image.new("RGB", (40, 40)).save(tmp_path / "images" / "a.png")
     (tmp_path / "labels.csv").write_text("image,class\na.png,sphinx\n")
     with pytest.raises(InputError, match="sphinx"):
-        workflow.label(TrainedRun(runs["image"]), load_weak(tmp_path, "image"))
+        api.label(TrainedRun(runs["image"]), load_weak(tmp_path, "image"))
     with pytest.raises(InputError, match="sphinx"):
-        workflow.predict_dataset(TrainedRun(runs["image"]), load_labelled(tmp_path))
+        api.predict_dataset(TrainedRun(runs["image"]), load_labelled(tmp_path))
 
 
 def test_classes_are_known_by_their_names(
@@ -400,9 +401,9 @@ def test_classes_are_known_by_their_names(
     (tmp_path / "images" / image.name).write_bytes(image.read_bytes())
     (tmp_path / "labels.csv").write_text(f"image,class\n{image.name},{name}\n")
     run = TrainedRun(runs["image"])
-    found = workflow.label(run, load_weak(tmp_path, "image"), jobs=1)
+    found = api.label(run, load_weak(tmp_path, "image"), jobs=1)
     assert {found.classes[m.label - 1] for m in found[0].annotation} == {name}
-    (answer,) = workflow.predict_dataset(run, load_labelled(tmp_path), threshold=0.0).values()
+    (answer,) = api.predict_dataset(run, load_labelled(tmp_path), threshold=0.0).values()
     assert set(answer.labels.tolist()) <= {1}
 
 

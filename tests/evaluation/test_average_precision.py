@@ -12,10 +12,11 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from annocoin import InputError, Instances, evaluate, masks
+from annocoin import masks
 from annocoin.data.dataset import EvaluationDataset, LabelledImage, LabelledImages
-from annocoin.evaluation import Evaluator
-from annocoin.types import Annotation, Mark
+from annocoin.errors import InputError
+from annocoin.evaluation.evaluator import Evaluator, evaluate
+from annocoin.types import Annotation, Instances, Mark
 
 SIZE = (12, 12)
 CLASSES = ("a", "b", "c")

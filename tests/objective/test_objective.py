@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annocoin import InputError
+from annocoin.errors import InputError
 from annocoin.objective.direct_loss import conditional_surrogate, direct_loss
 from annocoin.objective.diversity import (
     cross_diversity,

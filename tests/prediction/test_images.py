@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from annocoin.prediction.images import batch_of, view
+from annocoin.prediction.networks import batch_of, view
 from prediction.worlds import network
 
 

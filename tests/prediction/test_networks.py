@@ -23,15 +23,15 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
-from annocoin import InputError
+from annocoin.errors import InputError
 from annocoin.prediction.networks import (
-    Architecture,
+    PredictionArchitecture,
     build_network,
     freeze,
     mask_layer,
     share_masks,
 )
-from annocoin.regions import BoundaryDetector
+from annocoin.regions.boundaries import BoundaryDetector
 from prediction.worlds import CLASSES, network, picture, small
 
 LEVELS = {
@@ -95,7 +95,9 @@ def test_weights_load_into_a_mask_rcnn_put_together_by_hand(
 
 def test_a_resnet_is_torchvisions_own_mask_rcnn() -> None:
     torch.manual_seed(0)
-    ours = build_network(Architecture(CLASSES, "resnet50", size=64, longest=96, detections=10))
+    ours = build_network(
+        PredictionArchitecture(CLASSES, "resnet50", size=64, longest=96, detections=10)
+    )
     backbone = resnet_fpn_backbone(backbone_name="resnet50", weights=None)
     theirs = MaskRCNN(backbone, num_classes=4, min_size=64, max_size=96, box_detections_per_img=10)
     theirs.load_state_dict(ours.state_dict())
@@ -214,4 +216,4 @@ def test_one_mask_for_all_classes() -> None:
 )
 def test_bad_architectures(change: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        Architecture(**{"classes": CLASSES, **change})
+        PredictionArchitecture(**{"classes": CLASSES, **change})

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from annocoin.prediction.sampling import choose, draw
-from annocoin.prediction.soft_targets import Shares
-from annocoin.randomness import generator_at
+from annocoin.engine.randomness import generator_at
+from annocoin.prediction.soft_targets import Shares, choose, draw
 
 Take = Callable[[Shares, int, int, torch.Generator], tuple[Tensor, Shares]]
 

@@ -14,15 +14,21 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import maskrcnn_loss, project_masks_on_boxes
 from torchvision.models.detection.rpn import concat_box_prediction_layers
 
-from annocoin import InputError
+from annocoin.engine.randomness import generator_at
+from annocoin.engine.trainer import rate_share
+from annocoin.errors import InputError
 from annocoin.prediction import soft_losses
-from annocoin.prediction.images import View, batch_of
-from annocoin.prediction.networks import Architecture, build_network, mask_layer, share_masks
-from annocoin.prediction.predicting import Predictor
+from annocoin.prediction.networks import (
+    PredictionArchitecture,
+    View,
+    batch_of,
+    build_network,
+    mask_layer,
+    share_masks,
+)
+from annocoin.prediction.predictor import Predictor
 from annocoin.prediction.soft_losses import LossOptions, SoftLosses
 from annocoin.prediction.soft_targets import Shares, SoftTargets, match
-from annocoin.randomness import generator_at
-from annocoin.schedule import rate_share
 from prediction.worlds import ellipse, network, nothing, one_of, picture, samples_of
 
 THEIRS = {
@@ -454,7 +460,7 @@ def test_two_squares_are_learned() -> None:
         torch.tensor([[True, True, False], [True, False, True]]),
         torch.tensor([0.75, 0.25]),
     )
-    architecture = Architecture(
+    architecture = PredictionArchitecture(
         ("white", "black"), "tiny", size=96, longest=96, channels=32, hidden=64, mask_layers=1,
         smallest=16, proposals=60,
     )  # fmt: skip

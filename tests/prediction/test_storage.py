@@ -11,11 +11,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from annocoin import InputError
-from annocoin.conditional import Architecture as ConditionalArchitecture
-from annocoin.conditional.networks import ConditionalNetwork
-from annocoin.conditional.storage import read_conditional, write_conditional
-from annocoin.prediction.storage import read_prediction, write_prediction
+from annocoin.conditional.networks import ConditionalArchitecture as ConditionalArchitecture
+from annocoin.conditional.networks import ConditionalNetwork, read_conditional, write_conditional
+from annocoin.errors import InputError
+from annocoin.prediction.networks import read_prediction, write_prediction
 from prediction.worlds import network, picture, small
 
 

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
 from torchvision.ops import FrozenBatchNorm2d
 
-from annocoin.prediction.networks import Architecture, build_network, mask_layer
+from annocoin.prediction.networks import PredictionArchitecture, build_network, mask_layer
 from annocoin.prediction.soft_targets import SoftTargets
 
 CLASSES = ("cat", "dog", "cow")
 
 
-def small(**changes: Any) -> Architecture:
+def small(**changes: Any) -> PredictionArchitecture:
     """A network of milliseconds."""
     options: dict[str, Any] = {
         "backbone": "tiny",
@@ -27,7 +27,7 @@ def small(**changes: Any) -> Architecture:
         "smallest": 12,
         "proposals": 60,
     }
-    return Architecture(CLASSES, **options | changes)
+    return PredictionArchitecture(CLASSES, **options | changes)
 
 
 def network(seed: int = 0, **changes: Any) -> MaskRCNN:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from annocoin import InputError
-from annocoin.data.synthetic import render_scene
-from annocoin.regions import BoundaryDetector
-from annocoin.regions.network import BoundaryNet
+from annocoin.backbones import BoundaryNet
+from annocoin.errors import InputError
+from annocoin.regions.boundaries import BoundaryDetector
+from annocoin.synthetic.dataset import render_scene
 
 KINDS = ["network", "gradient"]
 
@@ -78,7 +78,7 @@ def test_scales_are_chosen_and_kinds_are_known() -> None:
 
 
 def test_the_weights_are_in_the_package_small_and_with_a_card() -> None:
-    folder = resources.files("annocoin.regions")
+    folder = resources.files("annocoin.weights")
     assert len(folder.joinpath("boundaries.safetensors").read_bytes()) < 4_000_000
     assert "BSDS500" in folder.joinpath("boundaries.md").read_text(encoding="utf-8")
 

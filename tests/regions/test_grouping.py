@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annocoin.regions.elements import Elements
-from annocoin.regions.grouping import group
-from annocoin.regions.hierarchy import Tree, average_linkage
-from annocoin.regions.mosaic import Mosaic
-from annocoin.regions.selection import select
+from annocoin.regions.hierarchy import Tree, average_linkage, group
+from annocoin.regions.proposals import select
+from annocoin.regions.superpixel_graph import Elements, Mosaic
 
 
 def mosaic_of(ids: np.ndarray) -> Mosaic:
@@ -94,7 +92,7 @@ def test_specks_are_no_candidates_but_tiny_images_have_some() -> None:
 
 
 def test_a_ring_comes_with_its_hole_filled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("annocoin.regions.grouping.PAIRS", 0)  # a pair would be the same
+    monkeypatch.setattr("annocoin.regions.hierarchy.PAIRS", 0)  # a pair would be the same
     ids = np.zeros((40, 40), int)
     ids[8:-8, 8:-8] = 1
     ids[14:-14, 14:-14] = 2
@@ -139,7 +137,7 @@ def test_selection_takes_what_the_plain_loop_takes(
     areas = rng.integers(1, 50, superpixels)
     rounds = [(3, 0.3), (8, 0.55), (20, 0.8), (10**6, 0.93)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("annocoin.regions.selection.BLOCK", block)
+        patch.setattr("annocoin.regions.proposals.SELECTION_BLOCK", block)
         found = select(members, areas, limit, rounds)
     assert found.tolist() == naive_select(members, areas, limit, rounds)
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from annocoin.regions.elements import Elements
 from annocoin.regions.hierarchy import (
     Tree,
     average_linkage,
@@ -14,6 +13,7 @@ from annocoin.regions.hierarchy import (
     superpixels,
     volume_watershed,
 )
+from annocoin.regions.superpixel_graph import Elements
 
 
 def grid(pieces: int, side: int, walls: dict[int, float]) -> np.ndarray:

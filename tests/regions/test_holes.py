@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from annocoin.regions.elements import Elements
-from annocoin.regions.hierarchy import superpixels
-from annocoin.regions.holes import rim_of, without_holes
+from annocoin.regions.hierarchy import rim_of, superpixels, without_holes
+from annocoin.regions.superpixel_graph import Elements
 
 
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(1, 150), st.integers(0, 10**6))

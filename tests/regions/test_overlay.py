@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annocoin import masks as rle
-from annocoin.regions import RegionSet, regions_of_masks, with_masks
+from annocoin.regions.region_set import RegionSet, regions_of_masks, with_masks
 from regions.worlds import World, worlds
 
 

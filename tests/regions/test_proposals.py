@@ -10,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from annocoin import InputError
 from annocoin.data.images import read_image
-from annocoin.data.synthetic import render_scene
-from annocoin.regions import BoundaryDetector, RegionProposer, RegionSet
-from annocoin.regions.elements import Elements
+from annocoin.errors import InputError
+from annocoin.regions.boundaries import BoundaryDetector
 from annocoin.regions.hierarchy import Tree
-from annocoin.regions.mosaic import Mosaic
-from annocoin.regions.proposals import enlarged, make_mosaic, make_trees, shrunk
+from annocoin.regions.proposals import RegionProposer, enlarged, make_mosaic, make_trees, shrunk
+from annocoin.regions.region_set import RegionSet
+from annocoin.regions.superpixel_graph import Elements, Mosaic
+from annocoin.synthetic.dataset import render_scene
 
 
 @pytest.fixture(scope="module")

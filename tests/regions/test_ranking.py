@@ -5,10 +5,9 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from annocoin.regions.elements import Elements
-from annocoin.regions.grouping import Candidates
-from annocoin.regions.mosaic import Mosaic
+from annocoin.regions.hierarchy import RegionGroups
 from annocoin.regions.ranking import STRENGTHS, WEAK, Ranker, measure
+from annocoin.regions.superpixel_graph import Elements, Mosaic
 
 
 @pytest.fixture
@@ -24,9 +23,9 @@ def mosaic() -> Mosaic:
     return Mosaic(image, ids, elements, np.stack([strong, strong / 2, strong, strong]))
 
 
-def candidates(*members: list[int]) -> Candidates:
+def candidates(*members: list[int]) -> RegionGroups:
     n = len(members)
-    return Candidates(np.array(members, bool), np.ones(n, int), np.arange(n))
+    return RegionGroups(np.array(members, bool), np.ones(n, int), np.arange(n))
 
 
 def test_measurements_are_what_one_counts(mosaic: Mosaic) -> None:
@@ -69,6 +68,6 @@ def test_many_candidates_are_measured_in_blocks(mosaic: Mosaic) -> None:
 
 
 def test_weights_are_small_and_have_a_card() -> None:
-    folder = resources.files("annocoin.regions")
+    folder = resources.files("annocoin.weights")
     assert len(folder.joinpath("ranker.safetensors").read_bytes()) < 80_000
     assert "BSDS500" in folder.joinpath("ranker.md").read_text(encoding="utf-8")

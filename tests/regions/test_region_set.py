@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annocoin import masks as rle
-from annocoin.regions import RegionSet, algebra
+from annocoin.regions import algebra
+from annocoin.regions.region_set import RegionSet
 from regions.worlds import World, worlds
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 
-from annocoin import InputError
-from annocoin.regions import RegionSet, read_regions, write_regions
+from annocoin.errors import InputError
+from annocoin.regions.region_set import RegionSet
+from annocoin.regions.storage import read_regions, write_regions
 from regions.worlds import World, worlds
 
 FIELDS = ["superpixels", "membership", "scores", "elements", "lengths", "masses"]

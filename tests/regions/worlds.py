@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from annocoin.regions import RegionSet
+from annocoin.regions.region_set import RegionSet
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from annocoin import InputError, masks
+from annocoin import masks
+from annocoin.errors import InputError
 from annocoin.report.overlay import draw, save, sheet
 from annocoin.types import Annotation, Mark
 

@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from annocoin import InputError
-from annocoin.seeds import PeakBackPropagation
-from annocoin.seeds.contributions import Mass, PositiveConvolution, addition, convolution
+from annocoin.errors import InputError
+from annocoin.seeds.back_propagation import (
+    Mass,
+    PeakBackPropagation,
+    PositiveConvolution,
+    addition,
+    convolution,
+)
 from seeds.networks import Small
 from tools.scripts import load_script
 

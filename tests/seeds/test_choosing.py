@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annocoin import Annotation, Mark, masks
-from annocoin.seeds.choosing import choose_seeds
+from annocoin import masks
+from annocoin.seeds.seeder import choose_seeds
+from annocoin.types import Annotation, Mark
 
 SIZE = (40, 60)  # a cell of the 4 x 6 maps is 10 x 10 pixels
 CELLS = (torch.arange(4) * 10.0 + 5, torch.arange(6) * 10.0 + 5)

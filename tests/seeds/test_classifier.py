@@ -11,20 +11,26 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from annocoin import InputError, load_weak
-from annocoin.seeds import (
-    Architecture,
-    Classifier,
+from annocoin.backbones import build_backbone
+from annocoin.data.loading import load_weak
+from annocoin.engine.classifier_training import (
     ClassifierOptions,
+    augmented,
+    options_for,
     predict_tags,
-    read_classifier,
+    tag_map,
+    tag_matrix,
+    tags_fingerprint,
     train_classifier,
+)
+from annocoin.errors import InputError
+from annocoin.seeds.classifier import (
+    Classifier,
+    ClassifierArchitecture,
+    look_at,
+    read_classifier,
     write_classifier,
 )
-from annocoin.seeds.augmentation import augmented
-from annocoin.seeds.backbones import build_trunk
-from annocoin.seeds.classifier import look_at
-from annocoin.seeds.classifier_training import fingerprint, options_for, tag_map, tag_matrix
 
 QUICK = ClassifierOptions(backbone="tiny", size=64, epochs=3, batch=4)
 
@@ -34,26 +40,26 @@ QUICK = ClassifierOptions(backbone="tiny", size=64, epochs=3, batch=4)
     [("tiny", 8), ("resnet18", 32), ("resnet50", 32), ("mobilenet_v2", 32), ("vgg11", 32)],
 )
 def test_backbones_keep_the_plane(name: str, stride: int) -> None:
-    net = Classifier(Architecture(("a", "b", "c"), name)).eval()
+    net = Classifier(ClassifierArchitecture(("a", "b", "c"), name)).eval()
     with torch.inference_mode():
         assert net(torch.rand(2, 3, 96, 64)).shape == (2, 3, 96 // stride, 64 // stride)
 
 
 def test_unknown_backbones() -> None:
     with pytest.raises(InputError, match="expected 'tiny' or a classification network"):
-        build_trunk("resnet51")
+        build_backbone("resnet51")
     with pytest.raises(InputError, match="no map"):
-        build_trunk("vit_b_16", "none")
+        build_backbone("vit_b_16", "none")
     with pytest.raises(InputError, match="brings its own, or none"):
-        build_trunk("tiny", "some.pth")
+        build_backbone("tiny", "some.pth")
     with pytest.raises(InputError, match="not made of convolutions alone"):
-        Classifier(Architecture(("a",), "convnext_tiny"))
+        Classifier(ClassifierArchitecture(("a",), "convnext_tiny"))
     with pytest.raises(InputError, match="not made of convolutions alone"):
-        Classifier(Architecture(("a",), "swin_t"))
+        Classifier(ClassifierArchitecture(("a",), "swin_t"))
     with pytest.raises(InputError, match="at least one class"):
-        Architecture((), "tiny")
+        ClassifierArchitecture((), "tiny")
     with pytest.raises(InputError, match="32 to 4096"):
-        Architecture(("a",), "tiny", size=8)
+        ClassifierArchitecture(("a",), "tiny", size=8)
 
 
 def test_weights_from_files(tmp_path: Path) -> None:
@@ -71,7 +77,7 @@ def test_weights_from_files(tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = torch.nn.Sequential(*list(whole.eval().children())[:-2])(x)
         for name in ("half.pth", "whole.safetensors", "features.pth"):
-            trunk = build_trunk("resnet18", tmp_path / name).eval()
+            trunk = build_backbone("resnet18", tmp_path / name).eval()
             assert next(trunk.parameters()).dtype == torch.float32
             assert torch.allclose(trunk(x), expected, atol=0.05), name
     torch.save({**half, "extra": torch.zeros(1)}, tmp_path / "extra.pth")
@@ -86,9 +92,9 @@ def test_weights_from_files(tmp_path: Path) -> None:
         "text.pth": "no weights that can be read",
     }.items():
         with pytest.raises(InputError, match=reason):
-            build_trunk("resnet18", tmp_path / name)
+            build_backbone("resnet18", tmp_path / name)
     with pytest.raises(InputError, match="not weights of mobilenet_v2"):
-        build_trunk("mobilenet_v2", tmp_path / "half.pth")
+        build_backbone("mobilenet_v2", tmp_path / "half.pth")
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,11 +104,11 @@ def test_weights_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", offline)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
     with pytest.raises(InputError, match=r"cannot be fetched .*--backbone-weights"):
-        build_trunk("mobilenet_v2")
+        build_backbone("mobilenet_v2")
 
 
 def test_strides_of_original_resnets() -> None:
-    trunk = build_trunk("resnet50", "none", stride_in_1x1=True)
+    trunk = build_backbone("resnet50", "none", stride_in_1x1=True)
     for stage in ("layer2", "layer3", "layer4"):
         block: Any = getattr(trunk, stage)[0]
         assert (block.conv1.stride, block.conv2.stride) == ((2, 2), (1, 1))
@@ -110,11 +116,11 @@ def test_strides_of_original_resnets() -> None:
         assert trunk.eval()(torch.rand(1, 3, 64, 64)).shape == (1, 2048, 2, 2)
     for name in ("resnet18", "mobilenet_v2"):
         with pytest.raises(InputError, match="1x1 strides"):
-            build_trunk(name, "none", stride_in_1x1=True)
+            build_backbone(name, "none", stride_in_1x1=True)
 
 
 def test_a_classifier_is_one_file(tmp_path: Path) -> None:
-    net = Classifier(Architecture(("cat", "dög"), "tiny", size=96)).eval()
+    net = Classifier(ClassifierArchitecture(("cat", "dög"), "tiny", size=96)).eval()
     write_classifier(tmp_path / "c.safetensors", net)
     again = read_classifier(tmp_path / "c.safetensors")
     assert again.architecture == net.architecture
@@ -157,8 +163,8 @@ def test_tags_and_their_fingerprint(scenes: Path) -> None:
     for row, image in zip(tags.tolist(), weak, strict=True):
         assert [i + 1 for i, on in enumerate(row) if on] == list(image.annotation.distinct_labels)
     assert tag_map(tags, weak) == 1
-    assert fingerprint(weak) == fingerprint(load_weak(scenes, "box"))
-    assert fingerprint(weak) != fingerprint(weak[:7])
+    assert tags_fingerprint(weak) == tags_fingerprint(load_weak(scenes, "box"))
+    assert tags_fingerprint(weak) != tags_fingerprint(weak[:7])
 
 
 def test_training_learns(scenes: Path) -> None:
@@ -212,7 +218,7 @@ def test_frozen_parts_and_given_statistics_stay(scenes: Path, tmp_path: Path) ->
     torch.save(torchvision.models.resnet18().state_dict(), weights)
     options = ClassifierOptions("resnet18", str(weights), size=64, epochs=1, batch=4, frozen=5)
     net = train_classifier(load_weak(scenes), options)
-    start = build_trunk("resnet18", weights)
+    start = build_backbone("resnet18", weights)
     learnt = net.trunk.state_dict()
     for name, value in start.state_dict().items():
         stays = name.startswith(("conv1", "bn1", "layer1")) or "running" in name

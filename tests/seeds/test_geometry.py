@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from annocoin.seeds.backbones import build_trunk, tiny_trunk
-from annocoin.seeds.geometry import Cells
+from annocoin.backbones import build_backbone, tiny_trunk
+from annocoin.seeds.back_propagation import Cells
 
 
 def middle_by_gradient(net: nn.Module, size: int, cell: int) -> float:
@@ -36,10 +36,10 @@ def test_middles_are_those_of_what_a_cell_sees(net: nn.Sequential) -> None:
 
 
 def test_residual_networks_begin_at_the_first_pixel() -> None:
-    for net, stride in ((tiny_trunk(), 8), (build_trunk("resnet18", "none"), 32)):
+    for net, stride in ((tiny_trunk(), 8), (build_backbone("resnet18", "none"), 32)):
         cells = Cells.of(fx.symbolic_trace(net))
         assert (cells.down.start, cells.down.step) == (0.5, stride)
-    vgg = Cells.of(fx.symbolic_trace(build_trunk("vgg11", "none")))
+    vgg = Cells.of(fx.symbolic_trace(build_backbone("vgg11", "none")))
     assert (vgg.across.start, vgg.across.step) == (16, 32)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from annocoin.seeds.peaks import find_peaks, peak_scores
+from annocoin.seeds.classifier import find_peaks, peak_scores
 
 
 def by_loops(values: Tensor) -> list[list[bool]]:

@@ -9,11 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annocoin import Annotation, InputError, Mark, masks
-from annocoin.regions import RegionSet
-from annocoin.seeds import Seeds, retrieve, worth_keeping
-from annocoin.seeds.filtering import fitting_boxes, seed_pixels, touched
-from annocoin.seeds.retrieval import By, contour_mass, objectness_scores, response_scores
+from annocoin import masks
+from annocoin.errors import InputError
+from annocoin.regions.region_set import RegionSet
+from annocoin.seeds.retrieval import By, contour_mass, objectness_scores, response_scores, retrieve
+from annocoin.seeds.seed_set import Seeds
+from annocoin.seeds.votes import fitting_boxes, seed_pixels, touched, worth_keeping
+from annocoin.types import Annotation, Mark
 from regions.worlds import World, worlds
 
 STRIPES = np.repeat([[0, 0, 1, 1, 2, 2, 3, 3]], 6, axis=0)  # four stripes of 6 x 2 pixels

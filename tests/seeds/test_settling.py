@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from annocoin import Annotation, Mark, masks
-from annocoin.seeds.settling import settled
+from annocoin import masks
+from annocoin.seeds.seeder import settled
+from annocoin.types import Annotation, Mark
 
 SIZE = (40, 80)  # twice the resolution of the responses
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from annocoin import InputError
-from annocoin.seeds import Seeds, read_seeds, write_seeds
-from annocoin.seeds.storage import FIELDS, VERSION
+from annocoin.errors import InputError
+from annocoin.seeds.seed_set import FIELDS, VERSION, Seeds, read_seeds, write_seeds
 
 
 def some(count: int = 3) -> Seeds:

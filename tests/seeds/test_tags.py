@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annocoin.seeds.tags import mean_over_classes, tag_average_precision
+from annocoin.seeds.classifier import mean_over_classes, tag_average_precision
 
 
 def by_loops(scores: list[float], tags: list[bool]) -> float:

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annocoin import Annotation, Mark
-from annocoin.regions import RegionSet
-from annocoin.seeds import Seeds, retrieve
-from annocoin.seeds.evidence import likelihood_inside, response_inside
-from annocoin.seeds.votes import soft_labels, vote, wholeness
+from annocoin.regions.region_set import RegionSet
+from annocoin.seeds.retrieval import retrieve
+from annocoin.seeds.seed_set import Seeds
+from annocoin.seeds.votes import likelihood_inside, response_inside, soft_labels, vote, wholeness
+from annocoin.types import Annotation, Mark
 from regions.worlds import World, worlds
 from seeds.test_retrieval import seeds_at, stripes
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from torchvision.models import mobilenet_v2
 
-from annocoin.regions.network import BoundaryNet
+from annocoin.backbones import BoundaryNet
 from tools.scripts import load_script
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from annocoin import __version__
-from annocoin.cli import datasets, options, regions, runs, seeds
+from annocoin.cli import datasets, options, runs
+from annocoin.cli.stages import regions_app, seeds_app
 from annocoin.demo import IMAGES, run_demo
 from annocoin.errors import InputError, one_line
 
@@ -27,8 +28,8 @@ app.command("evaluate")(datasets.evaluate_command)
 app.command("convert")(datasets.convert_command)
 app.command("synth")(datasets.synth_command)
 app.command("show")(datasets.show_command)
-app.add_typer(regions.app, name="regions")
-app.add_typer(seeds.app, name="seeds")
+app.add_typer(regions_app, name="regions")
+app.add_typer(seeds_app, name="seeds")
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""

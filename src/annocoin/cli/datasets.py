@@ -10,25 +10,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from annocoin import atomic, workflow
+from annocoin import api, files
 from annocoin.cli.options import Dataset, Images, KindOption, SkipBad, Split, load, report
-from annocoin.data import (
-    loading,
-    read_predictions,
-    with_predictions,
-    write_dataset,
-    write_predictions,
-)
-from annocoin.data.conversion import Format
+from annocoin.data import loading
+from annocoin.data.conversion import Format, with_predictions, write_dataset
 from annocoin.data.dataset import Supervision, weaken
 from annocoin.data.images import read_image
 from annocoin.data.loading import DatasetKind
-from annocoin.data.synthetic import write_synthetic
-from annocoin.devices import AUTO
+from annocoin.data.predictions import read_predictions, write_predictions
+from annocoin.engine.distribution import AUTO
+from annocoin.engine.run_directory import is_run
 from annocoin.errors import InputError, Problems
-from annocoin.evaluation import THRESHOLDS, Evaluation, evaluate
+from annocoin.evaluation.evaluator import THRESHOLDS, Evaluation, evaluate
 from annocoin.report import overlay
-from annocoin.training.run_directory import is_run
+from annocoin.synthetic.dataset import write_synthetic
 
 
 def evaluate_command(
@@ -60,15 +55,15 @@ def evaluate_command(
     problems = Problems(skip_bad)
     for file in (json, keep):
         if file is not None:
-            atomic.refuse_input(file, predictions, dataset)
+            files.refuse_input(file, predictions, dataset)
     if keep is not None and not is_run(predictions):
         raise InputError(f"--keep {keep}: {predictions} is no run, its instances are kept already")
     truth = loading.load_evaluation(
         dataset, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
     )
     if is_run(predictions):
-        found = workflow.predict_dataset(
-            workflow.TrainedRun(predictions), truth.labelled, device=device, problems=problems
+        found = api.predict_dataset(
+            api.TrainedRun(predictions), truth.labelled, device=device, problems=problems
         )
         if keep is not None:
             write_predictions(keep, found, truth.labelled.category_ids)
@@ -76,7 +71,7 @@ def evaluate_command(
         found = read_predictions(predictions, truth, problems)
     result = evaluate(found, truth, protocol=protocol, thresholds=iou or THRESHOLDS)
     if json is not None:
-        atomic.write_json(json, result.to_json(), indent=2)
+        files.write_json(json, result.to_json(), indent=2)
     print(f"AP (%) by IoU threshold, protocol {result.protocol}, {result.images} images")
     Console().print(_table(result))
     if truth.without_mask:
@@ -100,7 +95,7 @@ def convert_command(
 ) -> None:
     """Rewrite a dataset, or predictions for one, in another format."""
     problems = Problems(skip_bad)
-    atomic.refuse_input(out, source, dataset)
+    files.refuse_input(out, source, dataset)
     labelled = load(dataset or source, split, kind, images, problems)
     if dataset is not None:
         labelled = with_predictions(labelled, source, problems)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from annocoin.data import loading
 from annocoin.data.dataset import LabelledImages, Supervision, WeakDataset
@@ -80,3 +81,14 @@ def assignments(lines: list[str]) -> dict[str, str]:
             raise InputError(f"--set {line}: expected KEY=VALUE, such as rounds=2")
         found[name] = value
     return found
+
+
+class DatasetFirst(TyperGroup):
+    """`annocoin regions DATASET ...`: what is no other command's name begins the main one, make."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args:
+            args = ["--help"]
+        elif args[0] not in self.commands and args[0] != "--help":
+            args = ["make", *args]
+        return super().parse_args(ctx, args)

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 import typer
 
-from annocoin import atomic, workflow
+from annocoin import api, files
 from annocoin.cli import options
 from annocoin.cli.options import (
     Dataset,
@@ -20,20 +20,18 @@ from annocoin.cli.options import (
     SupervisionOption,
     report,
 )
-from annocoin.data import load_evaluation, write_dataset
-from annocoin.data.conversion import Format
+from annocoin.data.conversion import Format, write_dataset
 from annocoin.data.images import read_image
-from annocoin.data.loading import DatasetKind
-from annocoin.devices import AUTO
-from annocoin.distribution import PRECISIONS, gather
+from annocoin.data.loading import DatasetKind, load_evaluation
+from annocoin.engine.distribution import AUTO, PRECISIONS, gather
+from annocoin.engine.precomputed import Given
+from annocoin.engine.presets import PRESETS
 from annocoin.errors import InputError, Problems, check_choice, check_positive
-from annocoin.prediction.predicting import SCORE
+from annocoin.prediction.predictor import SCORE
 from annocoin.progress import track
-from annocoin.regions import RegionFolder
+from annocoin.regions.storage import RegionFolder
 from annocoin.report import overlay
-from annocoin.seeds import SeedFolder
-from annocoin.training.given import Given
-from annocoin.training.run_presets import PRESETS
+from annocoin.seeds.seed_set import SeedFolder
 
 FOR_GPUS = ("voc-r50", "voc-r101", "voc-r50-literal")
 FORMATS = ("coco", "voc", "yolo", "labelme")
@@ -94,7 +92,7 @@ def train_command(
     started = time.monotonic()
     problems = Problems(skip_bad)
     check_choice("preset", preset, PRESETS)
-    atomic.refuse_input(out, dataset)
+    files.refuse_input(out, dataset)
     changes = options.assignments(assignments or [])
     weak = options.load_weak(dataset, supervision, split, kind, images, problems)
     if limit is not None:
@@ -113,7 +111,7 @@ def train_command(
     say = (lambda line: print(line, flush=True)) if party.is_first else (lambda line: None)
     if party.device.type == "cpu" and preset in FOR_GPUS:
         say(f"{preset} is made for GPUs; here it will take days: --preset voc-cpu takes hours")
-    run = workflow.train(
+    run = api.train(
         weak,
         out,
         preset,
@@ -157,13 +155,13 @@ def label_command(
     """Masks for your weak labels: each label has one, and each mask a confidence."""
     problems = Problems(skip_bad)
     check_choice("--format", to, FORMATS)
-    atomic.refuse_input(out, dataset, run)
+    files.refuse_input(out, dataset, run)
     if to == "coco" and out.suffix != ".json":
         raise InputError(f"{out}: COCO is one file; give a name that ends in .json")
     if to != "coco":
         _check_new(out)
-    trained = workflow.TrainedRun(run)
-    found = workflow.label(
+    trained = api.TrainedRun(run)
+    found = api.label(
         trained,
         options.load_weak(
             dataset, supervision or trained.supervision, split, kind, images, problems
@@ -204,16 +202,16 @@ def predict_command(
     problems = Problems(skip_bad)
     check_positive("--batch", batch)
     _check_new(out)
-    trained = workflow.TrainedRun(run)
-    found = workflow.predict(
+    trained = api.TrainedRun(run)
+    found = api.predict(
         trained,
-        workflow.images_of(where),
+        api.images_of(where),
         threshold=threshold,
         batch=batch,
         device=device,
         problems=problems,
     )
-    with atomic.new_directory(out) as folder:
+    with files.new_directory(out) as folder:
         write_dataset(found, folder / "predictions.json", "coco")
         for image in track(found, "drawing"):
             if overlays:

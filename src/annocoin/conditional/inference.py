@@ -7,16 +7,14 @@ gains the margin G_{u,j} - G_{u,0}, so margins are what the algorithm ranks by.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from annocoin.conditional.clashes import Clashes
-from annocoin.conditional.exchange import exchange
 from annocoin.conditional.requirements import Requirement, Requirements
-from annocoin.errors import InputError
+from annocoin.errors import InputError, check_choice
 
 
 class Labelling(NamedTuple):
@@ -72,27 +70,6 @@ def infer(
             exchange(chosen, met, gains, requirements, clashing)
         classes_of = torch.tensor(requirements.labels, dtype=torch.int64, device=gains.device)
         return Labelling((chosen * classes_of.view(1, -1, 1)).sum(dim=1), met)
-
-
-def total(values: Tensor, labels: Tensor, classes: tuple[int, ...]) -> Tensor:
-    """sum_u V[u, y_u], differentiable: [...], of values [..., P, J+1] and labels [..., P] of 0..C.
-
-    With V = G it is S(y) without Q, with a table of losses the loss of y.
-
-    Args:
-        classes: the J classes of the values' columns; the background is column 0.
-    """
-    columns = columns_of(labels, classes)
-    shape = torch.broadcast_shapes(values.shape[:-1], columns.shape)
-    values = values.expand(*shape, values.shape[-1])
-    return values.gather(-1, columns.expand(shape)[..., None])[..., 0].sum(dim=-1)
-
-
-def columns_of(labels: Tensor, classes: tuple[int, ...]) -> Tensor:
-    """Where labels 0..C are among the background and `classes`: 0..J, of the same shape."""
-    places = torch.zeros(max(classes, default=0) + 1, dtype=torch.int64, device=labels.device)
-    places[list(classes)] = torch.arange(1, len(classes) + 1, device=labels.device)
-    return places[labels]
 
 
 def _required(gains: Tensor, requirements: Requirements, clashing: Clashes) -> Tensor:
@@ -172,3 +149,137 @@ def _extend(
         open_[at] &= ~clashing.between[region][:, None]
         open_[at, column] = own
         open_[at, :, region] = False
+
+
+OverlapOf = Literal["smaller", "later"]
+OVERLAP = 0.3
+BETWEEN = 0.5
+
+
+class Clashes(NamedTuple):
+    """Which regions cannot be chosen both; rows are those chosen first.
+
+    Args:
+        within: both as instances of class j, bool [J, P, P].
+        between: as instances of two classes, bool [P, P], symmetric.
+    """
+
+    within: Tensor
+    between: Tensor
+
+    def blocked(self, chosen: Tensor) -> Tensor:
+        """Which regions clash with the chosen ones, both bool [K, J, P]."""
+        own = chosen.float()
+        others = own.sum(dim=1, keepdim=True) - own
+        found = torch.einsum("kjp,jpq->kjq", own, self.within.float())
+        return (found + others @ self.between.float()) > 0
+
+    def to(self, device: torch.device | str) -> Clashes:
+        return Clashes(self.within.to(device), self.between.to(device))
+
+
+def clashes(
+    requirements: Requirements,
+    most: float = OVERLAP,
+    of: OverlapOf = "smaller",
+    between: float = BETWEEN,
+) -> Clashes:
+    """What a chosen region i keeps region l from.
+
+    Two of a class clash if they overlap too much, or if i already holds every peak of the class
+    that l holds: an instance of a tag needs a peak of its own. (Without seeds, overlap alone
+    decides.) Two of different classes clash if they overlap too much: a place has one object.
+
+    Args:
+        most: t, the greatest overlap of two of a class.
+        of: their intersection is divided by the area of the "smaller" one, or of the "later" l, as
+            the paper prints it, which keeps a region that contains a chosen part.
+        between: the greatest overlap of two of different classes, as a share of the smaller; 1, as
+            in the paper, lets them overlap.
+    """
+    check_choice("overlap", of, get_args(OverlapOf))
+    shares = requirements.regions.containment()
+    smaller = torch.maximum(shares, shares.T)
+    found = (smaller if of == "smaller" else shares.T) > most
+    rows = []
+    for held in requirements.peaks:
+        peaks = held.float()
+        rows.append(found | ((1 - peaks) @ peaks.T == 0) if held.shape[1] else found)
+    within = torch.stack(rows) if rows else found.new_zeros(0, *found.shape)
+    return Clashes(within, smaller > between)
+
+
+CONSIDERED = 64
+"""Pairs are looked for among so many of the best regions."""
+
+
+def exchange(
+    chosen: Tensor, met: Tensor, gains: Tensor, requirements: Requirements, clashing: Clashes
+) -> None:
+    """Exchange chosen regions for pairs of their class that gain more, until there are none left.
+
+    Each exchange raises S(y), so that it ends. Regions that stand for a mark with a place stay.
+
+    Args:
+        chosen: bool [K, J, P], changed in place.
+        met: int64 [K, R], the region of each requirement; changed with it.
+        gains: what choosing a region gains, [K, J, P].
+    """
+    further = requirements.further.to(gains.device)
+    for column in further.any(dim=1).nonzero()[:, 0].tolist():
+        useful = further[column] & (gains[:, column] > 0)
+        for k in useful.any(dim=1).nonzero()[:, 0].tolist():
+            one = _One(chosen[k], met[k], gains[k, column], useful[k], column)
+            while one.exchange(requirements, clashing):
+                pass
+
+
+class _One:
+    """One class of one sample."""
+
+    def __init__(
+        self, chosen: Tensor, met: Tensor, gains: Tensor, useful: Tensor, column: int
+    ) -> None:
+        self.chosen, self.met, self.gains = chosen, met, gains
+        self.useful, self.column = useful, column
+
+    def exchange(self, requirements: Requirements, clashing: Clashes) -> bool:
+        """Make the first exchange that helps; whether there was one."""
+        for region in self.chosen[self.column].nonzero()[:, 0].tolist():
+            standing = (self.met == region).nonzero()[:, 0].tolist()
+            if any(not requirements.required[place].more for place in standing):
+                continue
+            pair = self._better_pair(region, clashing)
+            if pair is None:
+                continue
+            meets = [requirements.required[place].admissible[pair] for place in standing]
+            if not all(bool(own.any()) for own in meets):
+                continue
+            self.chosen[self.column, region] = False
+            self.chosen[self.column, pair] = True
+            for place, own in zip(standing, meets, strict=True):
+                self.met[place] = pair[int(own.int().argmax())]
+            return True
+        return False
+
+    def _better_pair(self, region: int, clashing: Clashes) -> list[int] | None:
+        """The best two regions that could be chosen if this one were not, if they gain more."""
+        without = self.chosen.clone()
+        without[self.column, region] = False
+        within, rest = clashing.within[self.column], without.any(dim=0)
+        of_class = without[self.column]
+        free = self.useful & ~rest & ~within[of_class].any(dim=0) & ~within[:, of_class].any(dim=1)
+        free &= ~clashing.between[rest & ~of_class].any(dim=0)
+        free[region] = False
+        gains, places = self.gains.masked_fill(~free, -torch.inf).topk(
+            min(CONSIDERED, int(free.sum()))
+        )
+        if len(gains) < 2 or gains[0] + gains[1] <= self.gains[region]:
+            return None
+        apart = within[places][:, places]
+        sums = (gains[:, None] + gains[None, :]).masked_fill(apart | apart.T, -torch.inf)
+        sums.fill_diagonal_(-torch.inf)
+        best, pair = sums.flatten().max(dim=0)
+        if best <= self.gains[region]:
+            return None
+        return [int(places[pair // len(places)]), int(places[pair % len(places)])]

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from annocoin.conditional.noise import NoiseForm, draw_noise
+from annocoin.backbones import MEAN, SCRATCH, STD
 from annocoin.conditional.trunks import build_trunk
 from annocoin.errors import InputError, check_choice, check_positive
-from annocoin.regions import RegionSet
-from annocoin.regions.network import MEAN, STD
-from annocoin.regions.region_set import Over
-from annocoin.seeds.backbones import SCRATCH
+from annocoin.network_files import read_network, write_network
+from annocoin.regions.region_set import Over, RegionSet
 
 FINE = 96
 """The least length of the longer side at which scores are averaged over regions of an image."""
 
 
 @dataclass(frozen=True)
-class Architecture:
+class ConditionalArchitecture:
     """What a conditional network is made of, apart from its weights.
 
     Args:
@@ -72,7 +70,7 @@ class ConditionalNetwork(nn.Module):
 
     Example:
         >>> regions = RegionSet.of([[0, 0, 1, 1]] * 4, [[1, 0], [1, 1]])
-        >>> net = ConditionalNetwork(Architecture(("cat", "dog"), "tiny")).eval()
+        >>> net = ConditionalNetwork(ConditionalArchitecture(("cat", "dog"), "tiny")).eval()
         >>> features = net.features(torch.rand(1, 3, 64, 64))[0]
         >>> net.unary(features, net.noise(10, features), regions).shape
         torch.Size([10, 2, 3])
@@ -81,7 +79,9 @@ class ConditionalNetwork(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, architecture: Architecture, weights: str | Path = SCRATCH) -> None:
+    def __init__(
+        self, architecture: ConditionalArchitecture, weights: str | Path = SCRATCH
+    ) -> None:
         super().__init__()
         self.architecture = architecture
         self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1), persistent=False)
@@ -177,3 +177,54 @@ class ConditionalNetwork(nn.Module):
         channels = drawn.shape[1]
         of_noise = (channels / 3) ** 0.5  # the variance of a uniform number in -1..1 is 1/3
         self.join_noise.weight.copy_(drawn * (strength / of_noise) * spread[:, None, None, None])
+
+
+NoiseForm = Literal["grid", "pixel", "vector"]
+CELLS = 8
+
+
+def draw_noise(
+    samples: int,
+    channels: int,
+    size: tuple[int, int],
+    *,
+    form: NoiseForm = "grid",
+    cells: int = CELLS,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Noise uniform in -1..1 for K samples of one image, float32 [K, channels, h, w] on the CPU.
+
+    Args:
+        size: (h, w) of the features that it joins.
+        form: "grid" draws a value for each of cells x cells places and is smooth between them, so
+            that it does not average out over a region; "pixel" draws one for every pixel (the
+            paper's extra channel, literally); "vector" one for the whole image (as Kohl et al. do).
+    """
+    check_choice("noise", form, get_args(NoiseForm))
+    check_positive("cells", cells)
+    drawn = {"grid": (cells, cells), "pixel": size, "vector": (1, 1)}[form]
+    noise = torch.rand(samples, channels, *drawn, generator=generator) * 2 - 1
+    if form == "grid":
+        return F.interpolate(noise, size=size, mode="bilinear", align_corners=True)
+    return noise.expand(samples, channels, *size)
+
+
+CONDITIONAL_KIND = "conditional network"
+
+
+def write_conditional(
+    path: str | Path, net: ConditionalNetwork, made: Mapping[str, Any] | None = None
+) -> None:
+    """Write a conditional network as .safetensors, whole or not at all."""
+    write_network(path, net, CONDITIONAL_KIND, asdict(net.architecture), made)
+
+
+def read_conditional(path: str | Path) -> ConditionalNetwork:
+    """Read what `write_conditional` wrote; anything else is an `InputError`."""
+
+    def build(said: dict[str, Any]) -> ConditionalNetwork:
+        return ConditionalNetwork(
+            ConditionalArchitecture(**{**said, "classes": tuple(said["classes"])})
+        )
+
+    return read_network(path, CONDITIONAL_KIND, build, "annocoin train")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,12 +17,12 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
-from annocoin.conditional.admission import admissible_regions
-from annocoin.conditional.stand_ins import stand_in
+from annocoin import masks as rle
 from annocoin.errors import InputError
-from annocoin.masks import areas
-from annocoin.regions import RegionSet, with_masks
-from annocoin.seeds import Seeds
+from annocoin.masks import RLE, Size, areas
+from annocoin.regions.region_set import RegionSet, with_masks
+from annocoin.seeds.seed_set import Seeds
+from annocoin.seeds.votes import first_that_leaves_any
 from annocoin.types import Annotation, Mark
 
 Image = npt.NDArray[np.uint8]
@@ -233,3 +234,129 @@ def _matched(table: Tensor) -> Tensor:
         return torch.full((len(table),), -1)
     found = maximum_bipartite_matching(csr_array(table.cpu().numpy()), perm_type="column")
     return torch.from_numpy(found.astype(np.int64))
+
+
+NEARLY = 0.9
+"""A region fits a box nearly as well as the best one if its IoU is at least this share of that."""
+
+MOSTLY = 0.5
+"""A region belongs to the place of a crowd if more than this share of it lies there."""
+
+
+def admissible_regions(
+    number: int,
+    annotation: Annotation,
+    regions: RegionSet,
+    seeds: Seeds | None,
+    box_overlap: float,
+) -> Tensor:
+    """Which regions meet mark `number` of the annotation, bool [P].
+
+    - A tag: all; with seeds, those that hold a peak of its class and none of another.
+    - A point: those that contain it, and no other point.
+    - A box: those whose tight box has an IoU of `box_overlap` with it and fits nearly as well as
+      any.
+    - A crowd: those that lie mostly in its place.
+
+    Where two conditions leave no region, the second of them is dropped.
+    """
+    mark = annotation[number]
+    if len(regions) == 0:
+        return torch.zeros(0, dtype=torch.bool)
+    if mark.crowd and mark.kind in ("box", "mask"):
+        inside = torch.from_numpy(place_of(mark, regions.size))[None].float()
+        return regions.pool(inside, over="region")[:, 0] > MOSTLY
+    if mark.box is not None:
+        fit = regions.box_iou([mark.box])[:, 0]
+        fits = (fit >= box_overlap) & (fit >= NEARLY * fit.max())
+        if mark.point is None:
+            return fits
+        return first_that_leaves_any(fits & regions.contains([mark.point])[:, 0], fits)
+    if mark.point is not None:
+        contains = regions.contains([mark.point])[:, 0]
+        others = annotation.points[[i for i in range(len(annotation)) if i != number]]
+        others = others[others.isfinite().all(dim=1)]
+        return first_that_leaves_any(contains & ~regions.contains(others).any(dim=1), contains)
+    return _seeded(mark.label, regions, seeds)
+
+
+def place_of(mark: Mark, size: Size) -> npt.NDArray[np.bool_]:
+    """The pixels of a mark's mask, or else of its box."""
+    if mark.mask is not None:
+        return rle.decode([mark.mask], size)[0].astype(bool)
+    assert mark.box is not None
+    x0, y0 = int(np.floor(mark.box[0])), int(np.floor(mark.box[1]))
+    x1, y1 = int(np.ceil(mark.box[2])), int(np.ceil(mark.box[3]))
+    inside: npt.NDArray[np.bool_] = np.zeros(size, dtype=bool)
+    inside[y0:y1, x0:x1] = True
+    return inside
+
+
+def _seeded(label: int, regions: RegionSet, seeds: Seeds | None) -> Tensor:
+    """The regions that seeds leave for a tag."""
+    everything = torch.ones(len(regions), dtype=torch.bool)
+    if seeds is None or not len(seeds):
+        return everything
+    holds = regions.contains(seeds.points)
+    own = holds[:, seeds.labels == label].any(dim=1)
+    alone = own & ~holds[:, seeds.labels != label].any(dim=1)
+    return first_that_leaves_any(alone, own, everything)
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+def stand_in(
+    mark: Mark, regions: RegionSet, image: npt.NDArray[np.uint8] | None, box_overlap: float
+) -> RLE:
+    """A region for a mark: GrabCut's answer or else the box, the superpixel of a point, or all.
+
+    Args:
+        image: for GrabCut, [H, W, 3].
+        box_overlap: the IoU that the tight box of GrabCut's answer must have with the box.
+    """
+    height, width = regions.size
+    mask: Mask = np.ones((height, width), dtype=bool)
+    if mark.mask is not None or mark.box is not None:
+        mask = place_of(mark, regions.size)
+        cut = grab_cut(image, mask) if image is not None and not mark.crowd else None
+        if cut is not None and _box_overlap(cut, mask) >= box_overlap:
+            mask = cut
+    elif mark.point is not None:
+        x, y = min(int(mark.point[0]), width - 1), min(int(mark.point[1]), height - 1)
+        superpixels = regions.superpixels.cpu().numpy()
+        mask = superpixels == superpixels[y, x]
+    return rle.encode(mask[None])[0]
+
+
+def _box_overlap(first: Mask, second: Mask) -> float:
+    """The IoU of two masks' tight boxes."""
+    a, b = rle.boxes(rle.encode(np.stack([first, second])))
+    sides = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None)
+    common = float(sides.prod())
+    return common / (float((a[2:] - a[:2]).prod()) + float((b[2:] - b[:2]).prod()) - common)
+
+
+ROUNDS = 3
+
+
+def grab_cut(
+    image: npt.NDArray[np.uint8], place: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_] | None:
+    """The object that fills most of a place, bool [H, W]; None if there is nothing to go by.
+
+    Args:
+        image: RGB, [H, W, 3].
+        place: where the object may be, [H, W], such as a box; not all of the image.
+    """
+    if place.all() or not place.any():
+        return None
+    state = np.where(place, cv2.GC_PR_FGD, cv2.GC_BGD).astype(np.uint8)
+    models = np.zeros((2, 1, 65))
+    cv2.setRNGSeed(0)
+    try:
+        cv2.grabCut(image, state, (0, 0, 1, 1), models[0], models[1], ROUNDS, cv2.GC_INIT_WITH_MASK)
+    except cv2.error:  # too few pixels for its colour models
+        return None
+    cut = np.isin(state, (cv2.GC_FGD, cv2.GC_PR_FGD))
+    return cut if cut.any() else None

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from annocoin.regions import RegionSet
+from annocoin.regions.region_set import RegionSet
 from annocoin.types import Instances
 
 

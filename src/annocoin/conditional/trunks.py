@@ -5,18 +5,24 @@ A trunk takes normalised images [B, 3, H, W], gives features [B, F, h, w] and ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from annocoin.conditional.unet import UNet
+from annocoin.backbones import (
+    IMAGENET,
+    SCRATCH,
+    TINY,
+    boundary_network,
+    build_backbone,
+    move_strides,
+    read_weights,
+)
 from annocoin.errors import InputError, brief
-from annocoin.regions import BoundaryDetector
-from annocoin.regions.network import BoundaryNet
-from annocoin.seeds import backbones
-from annocoin.seeds.backbones import IMAGENET, SCRATCH, TINY, move_strides, read_weights
 
 UNET = "unet"
 WIDTH = 32
@@ -112,7 +118,7 @@ class Backbone(nn.Module):
 
     def __init__(self, name: str, weights: str | Path, *, stride_in_1x1: bool) -> None:
         super().__init__()
-        self.layers = backbones.build_trunk(name, weights, stride_in_1x1=stride_in_1x1)
+        self.layers = build_backbone(name, weights, stride_in_1x1=stride_in_1x1)
         with torch.inference_mode():
             self.channels = int(self.layers.eval()(torch.zeros(1, 3, 64, 64)).shape[1])
 
@@ -143,9 +149,51 @@ class Pyramid(nn.Module):
         super().__init__()
         if str(weights) not in (IMAGENET, SCRATCH):
             raise InputError(f"trunk weights {weights}: the tiny trunk brings its own, or none")
-        self.net = BoundaryDetector().network() if str(weights) == IMAGENET else BoundaryNet()
+        self.net = boundary_network(pretrained=str(weights) == IMAGENET)
         for part in (self.net.side, self.net.stem, self.net.reduce, self.net.head):
             part.requires_grad_(False)  # of no use here
 
     def forward(self, images: Tensor) -> Tensor:
         return self.net.pyramid(images)[0]
+
+
+UNET_CHANNELS = (32, 64, 128, 192, 192, 192, 192)
+
+
+class UNet(nn.Module):
+    """Images [B, 3, H, W] to features [B, channels[0], H, W], of any height and width.
+
+    Each level halves the resolution by averaging on the way down and doubles it bilinearly on the
+    way up, where it meets the features of the way down; a level has three 3x3 convolutions.
+
+    Args:
+        channels: of each level, full resolution first.
+    """
+
+    def __init__(self, channels: Sequence[int] = UNET_CHANNELS) -> None:
+        super().__init__()
+        self.channels = channels[0]
+        before = (3, *channels[:-1])
+        self.down = nn.ModuleList(_level(a, b) for a, b in zip(before, channels, strict=True))
+        self.up = nn.ModuleList(_level(fine + coarse, fine) for fine, coarse in pairwise(channels))
+
+    def forward(self, images: Tensor) -> Tensor:
+        levels = [self.down[0](images)]
+        for block in self.down[1:]:
+            levels.append(block(F.avg_pool2d(levels[-1], 2, ceil_mode=True)))
+        features = levels.pop()
+        for block, fine in zip(reversed(self.up), reversed(levels), strict=True):
+            enlarged = F.interpolate(features, fine.shape[-2:], mode="bilinear")
+            features = block(torch.cat([fine, enlarged], dim=1))
+        return features
+
+
+def _level(inputs: int, outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in (inputs, outputs, outputs):
+        layers += [nn.Conv2d(width, outputs, 3, padding=1), nn.ReLU()]
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return nn.Sequential(*layers)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from annocoin import atomic
-from annocoin.data.checks import field, read_json
-from annocoin.data.dataset import ImageId
+import numpy as np
+import numpy.typing as npt
+
 from annocoin.data.images import inside
-from annocoin.distribution import Party
+from annocoin.data.parsing import field
+from annocoin.engine.distribution import Party
 from annocoin.errors import InputError
+from annocoin.files import only_one, read_json, write_bytes, write_json
+from annocoin.types import ImageId
 
 T = TypeVar("T")
 LOCK = ".lock"
@@ -96,7 +101,7 @@ class ArtefactFolder(Mapping[ImageId, T]):
             raise InputError(
                 f"{out}: exists and holds no {cls.index_name}; give a new or empty folder"
             )
-        with atomic.only_one(out / LOCK):
+        with only_one(out / LOCK):
             files = cls._write_index(out, made, names)
             if party is not None:
                 party.wait()
@@ -134,5 +139,74 @@ class ArtefactFolder(Mapping[ImageId, T]):
                 )
             files[image_id] = path
         listed = [{"image_id": image_id, "file": file} for file, image_id in owners.items()]
-        atomic.write_json(index, {"made": dict(made), "images": listed}, indent=1)
+        write_json(index, {"made": dict(made), "images": listed}, indent=1)
         return files
+
+
+Arrays = dict[str, npt.NDArray[Any]]
+Fields = Mapping[str, tuple[tuple[int | None, ...], tuple[str, ...]]]
+"""Name, shape (None: any length) and types of each array of a file."""
+
+LARGEST = 1 << 31
+"""Bytes that a file may hold when unpacked: a small one can claim any size."""
+
+
+def write_arrays(path: Path, version: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write arrays as .npz, whole or not at all."""
+    content = io.BytesIO()
+    everything: Any = {"version": np.asarray(version, dtype=np.int64), **arrays}
+    np.savez_compressed(content, **everything)
+    write_bytes(path, content.getvalue())
+
+
+def read_arrays(
+    path: Path, version: int, fields: Fields, decode: Callable[[Arrays], T], *, what: str, made: str
+) -> T:
+    """`decode` what `write_arrays` wrote; anything else is an `InputError`.
+
+    Args:
+        decode: makes the object; a `ValueError` in it says what is wrong with the arrays.
+        what: what the file holds, for messages.
+        made: the command that makes it.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; make {what} with `{made}`")
+    try:
+        found = _version(path)
+        if found != version:
+            raise ValueError(f"version {found}, this annocoin reads {version}")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in fields}
+        _check_fields(arrays, fields)
+        return decode(arrays)
+    except Exception as error:  # a damaged zip raises many kinds
+        reason = "damaged" if "pickle" in str(error) else error
+        raise InputError(
+            f"{path}: not a file of {what} ({reason}); delete it and run `{made}` again"
+        ) from None
+
+
+def has_version(path: Path, version: int) -> bool:
+    """Whether a file is there and of this version; its content is not looked at."""
+    try:
+        return path.is_file() and _version(path) == version
+    except Exception:  # as above
+        return False
+
+
+def _version(path: Path) -> int:
+    with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > LARGEST:
+            raise ValueError("larger than any such file")
+    with np.load(path, allow_pickle=False) as file:
+        return int(file["version"])
+
+
+def _check_fields(arrays: Arrays, fields: Fields) -> None:
+    for name, (shape, types) in fields.items():
+        found = arrays[name]
+        fits = len(shape) == found.ndim and all(
+            want is None or want == got for want, got in zip(shape, found.shape, strict=True)
+        )
+        if not fits or found.dtype.name not in types:
+            raise ValueError(f"{name} is {found.dtype} {found.shape}")

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from annocoin.atomic import refuse_input
-from annocoin.data import coco, folder, labelme, voc, yolo
-from annocoin.data.conversion_loss import ConversionLoss
-from annocoin.data.dataset import ImageId, LabelledImages
+from annocoin.data.dataset import LabelledImages
+from annocoin.data.formats import ConversionLoss, coco, folder, labelme, voc, yolo
 from annocoin.data.predictions import read_predictions, write_predictions
 from annocoin.errors import InputError, Problems, check_choice
-from annocoin.types import Annotation, Instances
+from annocoin.files import refuse_input
+from annocoin.types import Annotation, ImageId, Instances
 
 Format = Literal["coco", "voc", "yolo", "labelme", "folder", "results"]
 

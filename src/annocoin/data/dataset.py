@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from annocoin import masks
-from annocoin.data.checks import unique
 from annocoin.data.images import read_image
+from annocoin.data.parsing import unique
 from annocoin.errors import InputError, Problems, brief, check_choice
-from annocoin.types import Annotation, Box, Instances, Mark
+from annocoin.types import Annotation, Box, ImageId, Instances, Mark
 
-ImageId = str | int
 Masks = Literal["never", "optional", "required"]
 """Whether a reader gives masks: not even opened, where there are any, or for every image."""
 

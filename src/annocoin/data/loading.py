@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from annocoin.data import coco, folder, labelme, voc, yolo
 from annocoin.data.dataset import (
     EvaluationDataset,
     LabelledImages,
@@ -14,6 +13,7 @@ from annocoin.data.dataset import (
     WeakDataset,
     weak_dataset,
 )
+from annocoin.data.formats import coco, folder, labelme, voc, yolo
 from annocoin.errors import InputError, Problems, check_choice
 
 DatasetKind = Literal["voc", "coco", "folder", "yolo", "labelme"]

@@ -17,14 +17,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from annocoin import masks
-from annocoin.atomic import new_directory, write_json
-from annocoin.data import coco
-from annocoin.data.checks import field, finite, label_of, numbers, read_json
-from annocoin.data.dataset import EvaluationDataset, ImageId, LabelledImages
+from annocoin.data.dataset import EvaluationDataset, LabelledImages
+from annocoin.data.formats import coco
+from annocoin.data.parsing import field, finite, label_of, numbers
 from annocoin.errors import InputError, Problems, brief
+from annocoin.files import new_directory, read_json, write_json
 from annocoin.masks import RLE, Size
 from annocoin.progress import track
-from annocoin.types import Instances
+from annocoin.types import ImageId, Instances
 
 
 def read_predictions(

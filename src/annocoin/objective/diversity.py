@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from annocoin.conditional.inference import total
 from annocoin.errors import InputError
-from annocoin.objective.task_loss import one_hot
-from annocoin.prediction import entropy
+from annocoin.objective.task_loss import one_hot, total
 
 GAMMA = 0.5
 
@@ -55,10 +54,10 @@ def prediction_self_diversity(class_logits: Tensor, mask_logits: Tensor | None =
         mask_logits: of the masks that count, [M, h, w]; their entropy is averaged over pixels.
     """
     logs = class_logits.log_softmax(dim=1)
-    found = entropy.of_classes(logs).mean() if len(logs) else class_logits.sum() * 0
+    found = class_entropy(logs).mean() if len(logs) else class_logits.sum() * 0
     if mask_logits is None or not len(mask_logits):
         return found
-    return found + entropy.of_masks(mask_logits).mean()
+    return found + mask_entropy(mask_logits).mean()
 
 
 def dissimilarity(
@@ -81,3 +80,14 @@ def dissimilarity(
     if prediction is not None:
         found = found - (1 - gamma) * prediction
     return found
+
+
+def class_entropy(logs: Tensor) -> Tensor:
+    """Of distributions over classes, given as logarithms [N, C+1]: [N]."""
+    return -(logs.exp() * logs).sum(dim=1)
+
+
+def mask_entropy(logits: Tensor) -> Tensor:
+    """Of masks whose pixels are in or out, given as logits [M, h, w]: means over pixels, [M]."""
+    # -p log p - (1-p) log(1-p), written so that large logits stay finite
+    return (softplus(logits) - logits.sigmoid() * logits).mean(dim=(1, 2))

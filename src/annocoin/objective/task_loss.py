@@ -117,3 +117,24 @@ def one_hot(labels: Tensor, classes: tuple[int, ...], dtype: torch.dtype) -> Ten
     """Which of the J classes each region has: [..., P, J] of 0 and 1, from labels [..., P]."""
     wanted = torch.tensor(classes, dtype=torch.int64, device=labels.device)
     return (labels[..., None] == wanted).to(dtype)
+
+
+def total(values: Tensor, labels: Tensor, classes: tuple[int, ...]) -> Tensor:
+    """sum_u V[u, y_u], differentiable: [...], of values [..., P, J+1] and labels [..., P] of 0..C.
+
+    With V = G it is S(y) without Q, with a table of losses the loss of y.
+
+    Args:
+        classes: the J classes of the values' columns; the background is column 0.
+    """
+    columns = columns_of(labels, classes)
+    shape = torch.broadcast_shapes(values.shape[:-1], columns.shape)
+    values = values.expand(*shape, values.shape[-1])
+    return values.gather(-1, columns.expand(shape)[..., None])[..., 0].sum(dim=-1)
+
+
+def columns_of(labels: Tensor, classes: tuple[int, ...]) -> Tensor:
+    """Where labels 0..C are among the background and `classes`: 0..J, of the same shape."""
+    places = torch.zeros(max(classes, default=0) + 1, dtype=torch.int64, device=labels.device)
+    places[list(classes)] = torch.arange(1, len(classes) + 1, device=labels.device)
+    return places[labels]

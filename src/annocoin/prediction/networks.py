@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.models import mobilenet_v2
 from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -17,13 +22,14 @@ from torchvision.models.detection.faster_rcnn import (
     FastRCNNPredictor,
     TwoMLPHead,
 )
+from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
+from annocoin.backbones import IMAGENET, MEAN, SCRATCH, STD, TINY, boundary_network, build_backbone
 from annocoin.errors import InputError, check_choice, check_positive
-from annocoin.regions import BoundaryDetector
-from annocoin.seeds.backbones import IMAGENET, SCRATCH, TINY, build_trunk
+from annocoin.network_files import read_network, write_network
 
 RATIOS = (0.5, 1.0, 2.0)
 STRIDE = 32
@@ -43,7 +49,7 @@ BACKBONES = (*RESNETS, MOBILENET, TINY)
 
 
 @dataclass(frozen=True)
-class Architecture:
+class PredictionArchitecture:
     """What a prediction network is made of, apart from its weights.
 
     Args:
@@ -97,7 +103,7 @@ class Architecture:
             )
 
 
-def build_network(architecture: Architecture, weights: str | Path = SCRATCH) -> MaskRCNN:
+def build_network(architecture: PredictionArchitecture, weights: str | Path = SCRATCH) -> MaskRCNN:
     """A Mask R-CNN with these backbone weights; the rest is random.
 
     Every module is torchvision's own: its `state_dict()` loads into a `MaskRCNN` put together in
@@ -153,7 +159,7 @@ def freeze(net: MaskRCNN, parts: int) -> None:
         part.requires_grad_(False)
 
 
-def _body(a: Architecture, weights: str | Path) -> tuple[nn.Module, dict[str, int]]:
+def _body(a: PredictionArchitecture, weights: str | Path) -> tuple[nn.Module, dict[str, int]]:
     """A backbone with fixed batch normalisation, and the layers to tap with their channels."""
     taps: dict[str, int]
     if a.backbone == TINY:
@@ -163,11 +169,11 @@ def _body(a: Architecture, weights: str | Path) -> tuple[nn.Module, dict[str, in
             )
         layers = mobilenet_v2(weights=None).features[: max(MOBILENET_TAPS)]
         if str(weights) == IMAGENET:  # our boundary detector's encoder, which came from there
-            state = BoundaryDetector().network().encoder.state_dict()
+            state = boundary_network().encoder.state_dict()
             layers.load_state_dict({k: v for k, v in state.items() if k in layers.state_dict()})
         taps = {str(layer): width for layer, width in list(MOBILENET_TAPS.items())[:3]}
     else:
-        layers = build_trunk(a.backbone, weights, stride_in_1x1=a.stride_in_1x1)
+        layers = build_backbone(a.backbone, weights, stride_in_1x1=a.stride_in_1x1)
         if a.backbone == MOBILENET:
             taps = {str(layer): width for layer, width in MOBILENET_TAPS.items()}
         else:
@@ -201,3 +207,78 @@ def share_masks(net: MaskRCNN) -> None:
     for weights in (layer.weight, layer.bias):
         assert weights is not None
         weights.copy_(weights.mean(dim=0, keepdim=True).expand_as(weights))
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """An image at the size at which a network sees it.
+
+    Args:
+        pixels: RGB in 0..1, float32 [3, h, w].
+        original: height and width before.
+    """
+
+    pixels: Tensor
+    original: tuple[int, int]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return int(self.pixels.shape[1]), int(self.pixels.shape[2])
+
+    @property
+    def scale(self) -> Tensor:
+        """Factors of a box's four coordinates, from the original to here: float32 [4]."""
+        down, across = (new / old for new, old in zip(self.size, self.original, strict=True))
+        return torch.tensor([across, down, across, down])
+
+    def mirrored(self) -> View:
+        """Left and right changed."""
+        return View(self.pixels.flip(2), self.original)
+
+
+def view(image: npt.NDArray[np.uint8], size: int, longest: int) -> View:
+    """An image, uint8 [H, W, 3], with its shorter side `size`, its longer at most `longest`."""
+    height, width = image.shape[:2]
+    scale = min(size / min(height, width), longest / max(height, width))
+    wanted = (max(1, round(height * scale)), max(1, round(width * scale)))
+    pixels = torch.tensor(image).permute(2, 0, 1).float() / 255
+    if wanted != (height, width):
+        # without averaging where it shrinks, as torchvision's own transform does at test time
+        pixels = F.interpolate(pixels[None], wanted, mode="bilinear", align_corners=False)[0]
+    return View(pixels, (height, width))
+
+
+def batch_of(views: Sequence[View], device: torch.device | str = "cpu") -> ImageList:
+    """Normalised images in one tensor [B, 3, H, W]; smaller ones end in zeros, as torchvision's."""
+    height = max(own.size[0] for own in views)
+    width = max(own.size[1] for own in views)
+    height, width = (-(-side // STRIDE) * STRIDE for side in (height, width))
+    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+    together = torch.zeros(len(views), 3, height, width)
+    for place, own in zip(together, views, strict=True):
+        place[:, : own.size[0], : own.size[1]] = (own.pixels - mean) / std
+    return ImageList(together.to(device), [own.size for own in views])
+
+
+PREDICTION_KIND = "prediction network"
+
+
+def write_prediction(
+    path: str | Path,
+    net: MaskRCNN,
+    architecture: PredictionArchitecture,
+    made: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a prediction network as .safetensors, whole or not at all."""
+    write_network(path, net, PREDICTION_KIND, asdict(architecture), made)
+
+
+def read_prediction(path: str | Path) -> tuple[MaskRCNN, PredictionArchitecture]:
+    """Read what `write_prediction` wrote; anything else is an `InputError`."""
+    found: list[PredictionArchitecture] = []
+
+    def build(said: dict[str, Any]) -> MaskRCNN:
+        found.append(PredictionArchitecture(**{**said, "classes": tuple(said["classes"])}))
+        return build_network(found[0])
+
+    return read_network(path, PREDICTION_KIND, build, "annocoin train"), found[0]

@@ -20,10 +20,9 @@ from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import roi_align
 
 from annocoin.errors import InputError, check_positive
-from annocoin.prediction import entropy
+from annocoin.objective.diversity import class_entropy, mask_entropy
 from annocoin.prediction.networks import mask_layer
-from annocoin.prediction.sampling import choose, draw
-from annocoin.prediction.soft_targets import Shares, SoftTargets, match
+from annocoin.prediction.soft_targets import Shares, SoftTargets, choose, draw, match
 
 BETA = 1 / 9
 """Where the smooth L1 loss of boxes goes from square to linear, torchvision's."""
@@ -194,7 +193,7 @@ class SoftLosses(nn.Module):
             first += len(boxes)
         losses = {"class": -(weight * (wanted * logs).sum(dim=1)).sum(), "box": of_box}
         if self.options.entropy:
-            mean = (weight * entropy.of_classes(logs)).sum()
+            mean = (weight * class_entropy(logs)).sum()
             losses["class entropy"] = -self.options.entropy * mean
         return losses
 
@@ -231,7 +230,7 @@ class SoftLosses(nn.Module):
         each = F.binary_cross_entropy_with_logits(logits, goal, reduction="none").mean(dim=(1, 2))
         losses = {"mask": self.options.mask * (weight * each).sum()}
         if self.options.entropy:
-            mean = (weight * entropy.of_masks(logits)).sum()
+            mean = (weight * mask_entropy(logits)).sum()
             losses["mask entropy"] = -self.options.mask * self.options.entropy * mean
         return losses
 

@@ -8,18 +8,16 @@ is the classical alternative.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Literal, get_args
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
+from annocoin.backbones import BoundaryNet, boundary_network, load_boundary_weights
 from annocoin.errors import InputError, check_choice
-from annocoin.regions.network import BoundaryNet
 
 Image = npt.NDArray[np.uint8]
 Maps = npt.NDArray[np.float32]
@@ -61,19 +59,12 @@ class BoundaryDetector:
         check_choice("boundary detector", kind, KINDS)
         self.kind = kind
         self.scales = tuple(scales)
-        self._net: BoundaryNet | None = None
-        if kind == "network":
-            shipped = resources.files("annocoin.regions").joinpath("boundaries.safetensors")
-            self.load(load_safetensors(shipped.read_bytes()))
+        self._net = boundary_network() if kind == "network" else None
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Use a network with these weights, such as `tools/train_boundaries.py` writes."""
-        net = BoundaryNet()
-        precise = {name: value.float() for name, value in weights.items()}
-        missing, unexpected = net.load_state_dict(precise, strict=False)
-        if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
-            raise ValueError(f"weights do not fit: {missing} {unexpected}")
-        self._net = net.eval().to(memory_format=torch.channels_last)
+        self._net = boundary_network(pretrained=False)
+        load_boundary_weights(self._net, weights)
 
     def network(self) -> BoundaryNet:
         """The network, if that is its kind."""

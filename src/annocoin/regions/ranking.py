@@ -15,8 +15,8 @@ import torch
 from safetensors.numpy import load as load_safetensors
 
 from annocoin.regions import algebra
-from annocoin.regions.grouping import Candidates
-from annocoin.regions.mosaic import Mosaic
+from annocoin.regions.hierarchy import RegionGroups
+from annocoin.regions.superpixel_graph import Mosaic
 
 Floats = npt.NDArray[np.float32]
 
@@ -31,15 +31,15 @@ BLOCK = 1024
 
 
 class Ranker:
-    """Candidates to scores. The weights come with the package."""
+    """RegionGroups to scores. The weights come with the package."""
 
     def __init__(self, weights: dict[str, npt.NDArray[np.floating]] | None = None) -> None:
         if weights is None:
-            path = resources.files("annocoin.regions").joinpath("ranker.safetensors")
+            path = resources.files("annocoin.weights").joinpath("ranker.safetensors")
             weights = load_safetensors(path.read_bytes())
         self.weights = {name: value.astype(np.float32) for name, value in weights.items()}
 
-    def __call__(self, mosaic: Mosaic, candidates: Candidates) -> Floats:
+    def __call__(self, mosaic: Mosaic, candidates: RegionGroups) -> Floats:
         """The expected overlap of each candidate with an object, float32 [N]."""
         w = self.weights
         x = np.clip((measure(mosaic, candidates) - w["mean"]) / w["spread"], -5, 5)
@@ -48,7 +48,7 @@ class Ranker:
         return np.asarray((x @ w["4.weight"].T + w["4.bias"])[:, 0], dtype=np.float32)
 
 
-def measure(mosaic: Mosaic, candidates: Candidates) -> Floats:
+def measure(mosaic: Mosaic, candidates: RegionGroups) -> Floats:
     """The measurements of every candidate, [N, F]."""
     members = candidates.members.astype(np.float32)
     height, width = mosaic.ids.shape

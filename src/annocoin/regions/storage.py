@@ -6,9 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from annocoin.data import arrays
-from annocoin.data.arrays import Arrays, Fields
+from annocoin import files, masks
+from annocoin.data.artefacts import (
+    Arrays,
+    ArtefactFolder,
+    Fields,
+    has_version,
+    read_arrays,
+    write_arrays,
+)
 from annocoin.data.images import MAX_PIXELS
+from annocoin.errors import InputError, check_positive
+from annocoin.progress import track
 from annocoin.regions.region_set import RegionSet
 
 VERSION = 1
@@ -36,19 +45,19 @@ def write_regions(path: str | Path, regions: RegionSet) -> None:
         "scores": regions.scores.cpu().numpy(),
         "masses": regions.masses.cpu().numpy(),
     }
-    arrays.write_arrays(Path(path), VERSION, content)
+    write_arrays(Path(path), VERSION, content)
 
 
 def read_regions(path: str | Path) -> RegionSet:
     """Read what `write_regions` wrote; anything else is an `InputError`."""
-    return arrays.read_arrays(
+    return read_arrays(
         Path(path), VERSION, FIELDS, _decode, what="regions", made="annocoin regions"
     )
 
 
-def is_current(path: Path) -> bool:
+def regions_are_current(path: Path) -> bool:
     """Whether a file is there and of this version; its content is not looked at."""
-    return arrays.is_current(path, VERSION)
+    return has_version(path, VERSION)
 
 
 def _decode(fields: Arrays) -> RegionSet:
@@ -67,3 +76,41 @@ def _decode(fields: Arrays) -> RegionSet:
         scores=fields["scores"],
         masses=fields["masses"],
     )
+
+
+class RegionFolder(ArtefactFolder[RegionSet]):
+    """The region sets in a folder that `make_regions` wrote, by image id; read when asked for."""
+
+    index_name = "regions.json"
+    command = "`annocoin regions`"
+
+    def read(self, path: Path) -> RegionSet:
+        return read_regions(path)
+
+
+def export_regions(folder: RegionFolder, out: str | Path, *, limit: int | None = None) -> int:
+    """Write the regions as COCO RLE JSON, for other tools; the best `limit` of each image.
+
+    The file is a list of ``{"image_id", "segmentation", "score", "bbox"}``. Returns its length.
+    """
+    if limit is not None:
+        check_positive("limit", limit)
+    if Path(out).resolve().is_relative_to(folder.path.resolve()):
+        raise InputError(f"{out}: lies in the folder of regions; write to another place")
+    entries = []
+    for image_id in track(list(folder), "exporting"):
+        regions = folder[image_id][:limit]
+        for rle, score, box in zip(
+            regions.rles(), regions.scores.tolist(), regions.boxes.tolist(), strict=True
+        ):
+            x0, y0, x1, y1 = box
+            entries.append(
+                {
+                    "image_id": image_id,
+                    "segmentation": masks.to_json(rle),
+                    "score": round(score, 6),
+                    "bbox": [x0, y0, x1 - x0, y1 - y0],
+                }
+            )
+    files.write_json(Path(out), entries)
+    return len(entries)

@@ -1,1 +1,1 @@
-"""Pictures and pages about what was found."""
+"""Pictures of datasets, regions, seeds, samples and predictions."""

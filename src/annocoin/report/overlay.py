@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from annocoin import atomic, masks
+from annocoin import files, masks
 from annocoin.errors import InputError
 from annocoin.types import Annotation
 
@@ -73,7 +73,7 @@ def save(picture: Picture, path: Path) -> None:
     if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise InputError(f"{path}: expected a name that ends in .png or .jpg")
     _, data = cv2.imencode(path.suffix.lower(), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
-    atomic.write_bytes(path, data.tobytes())
+    files.write_bytes(path, data.tobytes())
 
 
 def tinted(canvas: Picture, mask: npt.NDArray[np.bool_], shade: tuple[int, int, int]) -> Picture:

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from annocoin import masks
 from annocoin.errors import InputError, check_choice
-from annocoin.regions import RegionSet
 from annocoin.regions.algebra import outlines
-from annocoin.regions.elements import Elements
-from annocoin.seeds.evidence import likelihood_inside, response_inside
+from annocoin.regions.region_set import RegionSet
+from annocoin.regions.superpixel_graph import Elements
 from annocoin.seeds.seed_set import Seeds
-from annocoin.seeds.votes import vote
+from annocoin.seeds.votes import likelihood_inside, response_inside, vote
 from annocoin.types import Annotation, Instances
 
 By = Literal["votes", "combined", "objectness", "response"]

@@ -1,0 +1,190 @@
+"""YOLO: `data.yaml`, `images/SPLIT/*`, `labels/SPLIT/*.txt` with one object a line.
+
+A line is ``class x y w h`` (a box by its centre) or ``class x y x y x y ...`` (a polygon), all from
+0 to 1, classes from 0. Masks become polygons, and the loss says what that cost.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from annocoin import masks
+from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
+from annocoin.data.formats import ConversionLoss
+from annocoin.data.images import SUFFIXES, copy_image, image_size, inside
+from annocoin.data.parsing import clipped_box, field, finite, unique
+from annocoin.errors import InputError, Problems, brief
+from annocoin.files import new_directory, read_lines, read_text
+from annocoin.masks import Size, from_polygon, to_polygon
+from annocoin.progress import track
+from annocoin.types import Annotation, ImageId, Mark
+
+_SPLITS = ("train", "val", "test")
+
+
+def read(root: Path, split: str | None, with_masks: bool, problems: Problems) -> LabelledImages:
+    """Read one split of a YOLO folder; without `split`, all of them."""
+    path = root / "data.yaml"
+    content = _parse(path)
+    names = _class_names(content, path)
+    folders = {key: content[key] for key in _SPLITS if isinstance(content.get(key), str)}
+    if split is not None and split not in folders:
+        raise InputError(f"{path}: no split {split!r}; found: {', '.join(folders) or 'none'}")
+    files = {
+        key: [
+            file
+            for file in sorted(_images_folder(root, folders[key], path).rglob("*"))
+            if file.suffix.lower() in SUFFIXES
+        ]
+        for key in ([split] if split else folders)
+    }
+    images = []
+    every = list(dict.fromkeys(file for own in files.values() for file in own))
+    for file in track(every, f"reading {root.name}"):
+        with problems.caught():
+            size = image_size(file)
+            marks = _read_labels(_labels_file(root, file), size, len(names), with_masks)
+            name = file.relative_to(root)
+            images.append(
+                LabelledImage(file.stem, name.as_posix(), file, Annotation(size, tuple(marks)))
+            )
+    unique([image.image_id for image in images], f"{root}: image name without ending")
+    splits = None if split else {key: [file.stem for file in own] for key, own in files.items()}
+    return LabelledImages.of(names, images, split=split, splits=splits, source=root)
+
+
+def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
+    """Write a new YOLO folder, images copied; tags and points have no place in it."""
+    loss = ConversionLoss()
+    splits = _splits_by_image(labelled)
+    with new_directory(out) as root:
+        pairs = list(zip(labelled, labelled.stems(), strict=True))
+        for image, stem in track(pairs, "writing YOLO"):
+            split = splits[image.image_id]
+            for folder in ("images", "labels"):
+                (root / folder / split).mkdir(parents=True, exist_ok=True)
+            copy_image(image.image_path(), root / "images" / split, stem)
+            lines = [_to_line(mark, image.annotation.size, loss) for mark in image.annotation]
+            text = "".join(f"{line}\n" for line in lines if line)
+            (root / "labels" / split / f"{stem}.txt").write_text(text, encoding="utf-8")
+        (root / "data.yaml").write_text(
+            _to_yaml(set(splits.values()), labelled.classes), encoding="utf-8"
+        )
+    return loss
+
+
+def _splits_by_image(labelled: LabelledImages) -> dict[ImageId, str]:
+    """train, val or test: by the lists (the last that has it), or by the name of the only one."""
+    named = [split for split in _SPLITS if split in (labelled.split or "")]
+    found = dict.fromkeys((image.image_id for image in labelled), named[-1] if named else "train")
+    for split in _SPLITS:
+        found.update(dict.fromkeys(labelled.splits.get(split, ()), split))
+    return found
+
+
+def _to_yaml(used: set[str], classes: tuple[str, ...]) -> str:
+    """YOLO's tools want both train and val: what is missing is another name for what is there."""
+    there = [split for split in _SPLITS if split in used]
+    lines = [f"{s}: images/{s if s in used else there[0]}" for s in {"train", "val"} | used]
+    names = [f"  {j}: {json.dumps(name, ensure_ascii=False)}" for j, name in enumerate(classes)]
+    return "\n".join([*sorted(lines), "names:", *names]) + "\n"
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: broken YAML ({error})") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: found {brief(content)}; expected names and splits")
+    return content
+
+
+def _class_names(content: dict[str, Any], path: Path) -> list[str]:
+    names: Any = field(content, "names", object, str(path))
+    if isinstance(names, dict) and set(names) == set(range(len(names))):
+        names = [names[j] for j in range(len(names))]
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        raise InputError(f"{path}: names is {brief(names)}; expected a list of class names")
+    return unique(names, f"{path}: names")
+
+
+def _images_folder(root: Path, named: str, path: Path) -> Path:
+    """The images of a split. Some tools write "../train/images" and mean train/images in `root`."""
+    folder = inside(root, named.removeprefix("./"), str(path)) if ".." not in named else None
+    if folder is None and named.startswith("../"):
+        folder = inside(root, named.removeprefix("../"), str(path))
+    if folder is None or not folder.is_dir():
+        raise InputError(f"{path}: no folder {named!r} of images inside {root}")
+    return folder
+
+
+def _labels_file(root: Path, image: Path) -> Path:
+    """YOLO's rule: the last "images" of the path becomes "labels"."""
+    inner = list(image.relative_to(root).parts)
+    if "images" not in inner[:-1]:
+        raise InputError(f"{image}: expected it in a folder named images, beside one named labels")
+    inner[len(inner) - 1 - inner[::-1].index("images")] = "labels"
+    return root.joinpath(*inner).with_suffix(".txt")
+
+
+def _read_labels(path: Path, size: Size, number_of_classes: int, with_masks: bool) -> list[Mark]:
+    if not path.exists():  # YOLO's way of saying that nothing is there
+        return []
+    marks = []
+    for number, line in enumerate(read_lines(path), start=1):
+        where = f"{path}:{number}"
+        values = [finite(word, where) for word in line.split()]
+        if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
+            raise InputError(f"{where}: {len(values)} numbers; expected class x y w h or a polygon")
+        label = int(values[0]) + 1
+        if values[0] != int(values[0]) or not 1 <= label <= number_of_classes:
+            raise InputError(f"{where}: class {values[0]:g}; expected 0 to {number_of_classes - 1}")
+        if min(values[1:]) < -0.5 or max(values[1:]) > 1.5:
+            raise InputError(f"{where}: {brief(values[1:])}; expected numbers from 0 to 1")
+        marks.append(_to_mark(label, np.asarray(values[1:]), size, with_masks, where))
+    return marks
+
+
+def _to_mark(label: int, values: Any, size: Size, with_masks: bool, where: str) -> Mark:
+    height, width = size
+    if len(values) == 4:
+        x, y, w, h = (float(v) for v in values * (width, height, width, height))
+        return Mark(
+            label, box=clipped_box((x - w / 2, y - h / 2, x + w / 2, y + h / 2), size, where)
+        )
+    mask = from_polygon(values.reshape(-1, 2) * (width, height), size)
+    rle = masks.encode(mask[None])[0]
+    box = clipped_box(masks.boxes([rle])[0].tolist(), size, where)
+    return Mark(label, mask=rle) if with_masks else Mark(label, box=box)
+
+
+def _to_line(mark: Mark, size: Size, loss: ConversionLoss) -> str | None:
+    height, width = size
+    loss.leave_out(mark, held={"masks"})
+    if mark.mask is not None:
+        mask = masks.decode([mark.mask], size)[0]
+        corners = to_polygon(mask)
+        if corners is None:
+            loss.mask(0.0)
+            return None
+        again = from_polygon(corners, size)
+        loss.mask(float((mask & again).sum() / (mask | again).sum()))
+        numbers = (corners / (width, height)).ravel().tolist()
+        if mark.box is not None and mark.box != tight_box(replace(mark, box=None)):
+            loss.drop("boxes other than the mask's")
+    elif mark.box is not None:
+        x0, y0, x1, y1 = mark.box
+        centre = [(x0 + x1) / 2 / width, (y0 + y1) / 2 / height]
+        numbers = [*centre, (x1 - x0) / width, (y1 - y0) / height]
+    else:
+        if mark.kind == "tag":
+            loss.drop("tags")
+        return None
+    return " ".join([str(mark.label - 1), *(f"{value:.6f}" for value in numbers)])

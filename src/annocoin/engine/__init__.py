@@ -1,0 +1,1 @@
+"""Training: one Trainer, the stages of a run, its directory, its configuration, distribution."""

@@ -1,0 +1,1 @@
+"""Synthetic scenes: animals that are named by a small part and must be segmented whole."""

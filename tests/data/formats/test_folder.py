@@ -1,0 +1,117 @@
+"""A plain folder, by a small example that can be checked by hand, and by what must be refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from annocoin.data.loading import load_labelled, load_weak
+from annocoin.errors import InputError, Problems
+from pictures import picture
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a.jpg", "b.png", "sub/c.jpg"):
+        picture(tmp_path / "data" / "images" / name)
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("image,class\na.jpg,cat;dog\nb,\n", {"a": [("cat", None), ("dog", None)], "b": []}),
+        ("a.jpg,dog\nb.png,cat\n", {"a": [("dog", None)], "b": [("cat", None)]}),
+        (
+            "label,filename,xmin,ymin,xmax,ymax,note\ncat,a.jpg,1,2,3,4,x\ncat,a,5,5,9,9,\n",
+            {"a": [("cat", (1, 2, 3, 4)), ("cat", (5, 5, 9, 9))]},
+        ),
+        ("image,class,x0,y0,x1,y1\na,cat,1,2,3,4\n", {"a": [("cat", (1, 2, 3, 4))]}),
+        (
+            "filename,width,height,class,xmin,ymin,xmax,ymax\na.jpg,20,10,cat,1,2,3,4\n",
+            {"a": [("cat", (1, 2, 3, 4))]},
+        ),
+        ("image,class,x1,y1,x2,y2\na,cat,1,2,3,4\n", {"a": [("cat", (1, 2, 3, 4))]}),
+        ("a.jpg,cat,1,2,300,4\n", {"a": [("cat", (1, 2, 20, 4))]}),
+        ("image,class,xmin,ymin,xmax,ymax\na,cat,,,,\n", {"a": [("cat", None)]}),
+        ('\ufeffimage,class\nsub/c,"cat, big"\n', {"sub/c": [("cat, big", None)]}),
+    ],
+)
+def test_labels_csv(folder: Path, text: str, expected: dict[str, list[Any]]) -> None:
+    (folder / "labels.csv").write_text(text, encoding="utf-8")
+    labelled = load_labelled(folder)
+    found = {
+        image.image_id: [(labelled.classes[m.label - 1], m.box) for m in image.annotation]
+        for image in labelled
+    }
+    assert found == expected
+    assert list(labelled.classes) == sorted({n for own in expected.values() for n, _ in own})
+
+
+def test_images_without_a_line_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "labels.csv").write_text("a.jpg,cat\nb.png,\n")
+    (folder / "few.txt").write_text("a\n")
+    assert [image.image_id for image in load_weak(folder)] == ["a", "b"]
+    told = capsys.readouterr().err
+    assert "1 of the images have no line in labels.csv" in told
+    assert "c.jpg" in told
+    load_weak(folder, split="few")
+    assert capsys.readouterr().err == ""
+    (folder / "labels.csv").write_text("a.jpg,cat\nb.png,\nsub/c.jpg,cat\n")
+    load_weak(folder)
+    assert capsys.readouterr().err == ""
+
+
+def test_points_and_splits_of_a_folder(folder: Path) -> None:
+    (folder / "labels.csv").write_text("image,class,x,y\na,cat,3,4\nb,dog,1,1\n")
+    (folder / "few.txt").write_text("a\n")
+    weak = load_weak(folder, "point", split="few")
+    assert [image.image_id for image in weak] == ["a"]
+    assert weak[0].annotation.points.tolist() == [[3, 4]]
+    assert weak.classes == ("cat", "dog")
+    with pytest.raises(InputError, match="no such file"):
+        load_weak(folder, split="none")
+    (folder / "few.txt").write_text("b\na\nsub/c\n")
+    with pytest.raises(InputError, match="'sub/c' has no line"):
+        load_weak(folder, split="few")
+    problems = Problems(skip=True)
+    weak = load_weak(folder, split="few", problems=problems)
+    assert ([image.image_id for image in weak], len(problems.skipped)) == (["b", "a"], 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "empty"),
+        ("image,class\n", "no usable image"),
+        ("foo,bar\na.jpg,cat\n", "expected the column names"),
+        ("image,class\nz.jpg,cat\n", r"labels\.csv:2: no image file"),
+        ("image,class\nz,cat\n", r"labels\.csv:2: no image"),
+        ("image,class\n../../secret.jpg,cat\n", "a name inside"),
+        ("image,class\n/etc/passwd,cat\n", "a name inside"),
+        ("image,class\n,cat\n", "no image name"),
+        ("image,class,xmin,ymin,xmax\na,cat,1,2,3\n", "expected a box as"),
+        ("image,class,x,y,w,h\na,cat,1,2,3,4\n", "expected a box as"),
+        ("image,class,x,y,width,height\na,cat,1,2,3,4\n", "expected a box as"),
+        ("image,class,xmin,ymin,xmax,ymax\na,cat,1,2,3\n", "finite number"),
+        ("image,class,xmin,ymin,xmax,ymax\na,cat,1,2,nan,4\n", "finite number"),
+        ("image,class,xmin,ymin,xmax,ymax\na,cat,3,2,1,4\n", "empty or outside"),
+        ("image,class,xmin,ymin,xmax,ymax\na,cat;dog,1,2,3,4\n", "2 classes for one place"),
+        ("image,class,x,y\na,cat,50,1\n", "outside the image"),
+        ("a.jpg,cat,1,2,3\n", "5 columns"),
+    ],
+)
+def test_bad_labels_csv_is_one_clear_line(folder: Path, text: str, expected: str) -> None:
+    (folder / "labels.csv").write_text(text)
+    with pytest.raises(InputError, match=expected) as caught:
+        load_weak(folder, "box" if "xmin" in text else "image")
+    assert "\n" not in str(caught.value)
+
+
+def test_two_images_of_one_stem_are_refused(folder: Path) -> None:
+    picture(folder / "images" / "a.png")
+    (folder / "labels.csv").write_text("a.jpg,cat\na.png,cat\n")
+    with pytest.raises(InputError, match="'a' occurs twice"):
+        load_weak(folder)

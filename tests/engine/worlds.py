@@ -1,0 +1,66 @@
+"""Small images of coloured squares with regions and seeds, made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from annocoin.conditional.requirements import requirements_of
+from annocoin.engine.conditional_dataset import Case
+from annocoin.regions.region_set import RegionSet
+from annocoin.seeds.seed_set import Seeds
+from annocoin.types import Annotation, Mark
+
+CELL, CELLS = 8, 8
+COLOURS = {1: (0.9, 0.1, 0.1), 2: (0.1, 0.2, 0.9)}
+OBJECT, PART = 0, 1
+"""Where the true region and the part with the peak are among the regions."""
+
+
+def square_case(number: int) -> Case:
+    """A square of its class's colour on grey; its first region is the square, its next a part.
+
+    The other regions are unions of random cells around it.
+    """
+    rng = np.random.default_rng(number)
+    label = 1 + number % 2
+    side = CELL * CELLS
+    ids = np.arange(CELLS * CELLS).reshape(CELLS, CELLS)
+    row, column = rng.integers(0, CELLS - 3, 2)
+    inside = np.zeros((CELLS, CELLS), dtype=bool)
+    inside[row : row + 3, column : column + 3] = True
+    part = np.zeros_like(inside)
+    part[row, column] = True
+    members = [inside, part]
+    for _ in range(12):
+        height, width = rng.integers(1, 6, 2)
+        top, left = rng.integers(0, CELLS - height + 1), rng.integers(0, CELLS - width + 1)
+        other = np.zeros_like(inside)
+        other[top : top + height, left : left + width] = True
+        other[row, column] |= rng.random() < 0.5
+        members.append(other)
+    dense = np.kron(inside, np.ones((CELL, CELL), dtype=bool))
+    pixels = 0.5 + 0.05 * rng.standard_normal((3, side, side))
+    pixels = np.where(dense, np.array(COLOURS[label])[:, None, None], pixels)
+    edges = np.abs(np.gradient(dense.astype(float))).max(axis=0)
+    regions = RegionSet.of(
+        np.kron(ids, np.ones((CELL, CELL), dtype=int)),
+        np.stack(members).reshape(len(members), -1),
+        edges=edges,
+        scores=np.full(len(members), 0.5),
+    )
+    point = torch.tensor([[column * CELL + 3.0, row * CELL + 3.0]])
+    response = torch.zeros(1, CELLS, CELLS)
+    response[0, row, column] = 1
+    seeds = Seeds(
+        size=(side, side),
+        labels=torch.tensor([label]),
+        points=point,
+        scores=torch.ones(1),
+        marks=torch.tensor([0]),
+        responses=response,
+        maps=torch.from_numpy(np.where(inside, 2.0, -2.0)).float()[None],
+    )
+    said = Annotation((side, side), (Mark(label),))
+    requirements = requirements_of(said, regions, seeds=seeds)
+    return Case(number, torch.from_numpy(pixels).float().clamp(0, 1), requirements, seeds)

@@ -1,0 +1,122 @@
+"""Synthetic scenes: the same every time, and always a fair problem."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annocoin.synthetic.creatures import CLASSES
+from annocoin.synthetic.dataset import Scene, place_creatures, render_scene
+
+
+def _same(first: Scene, second: Scene) -> bool:
+    return all(
+        np.array_equal(getattr(first, field.name), getattr(second, field.name))
+        for field in dataclasses.fields(Scene)
+    )
+
+
+def _shares(scene: Scene) -> np.ndarray:
+    """Visible emblem over visible object, for every object."""
+    seen = np.bincount(scene.ids.ravel(), minlength=len(scene.labels) + 1)[1:]
+    return np.bincount(scene.parts.ravel(), minlength=len(scene.labels) + 1)[1:] / seen
+
+
+def test_a_scene_is_the_same_every_time() -> None:
+    assert _same(render_scene(3, 5), render_scene(3, 5))
+
+
+def test_a_scene_does_not_depend_on_the_scenes_before_it() -> None:
+    alone = render_scene(0, 4)
+    in_a_row = [render_scene(0, index) for index in range(5)]
+    assert _same(in_a_row[4], alone)
+
+
+@pytest.mark.parametrize("other", [(0, 1), (1, 0)])
+def test_another_seed_or_index_is_another_scene(other: tuple[int, int]) -> None:
+    assert not np.array_equal(render_scene(0, 0).image, render_scene(*other).image)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**31),
+    index=st.integers(0, 10**6),
+    size=st.tuples(st.integers(48, 200), st.integers(48, 200)),
+)
+def test_every_scene_keeps_its_promises(seed: int, index: int, size: tuple[int, int]) -> None:
+    scene = render_scene(seed, index, size)
+    count = len(scene.labels)
+
+    assert scene.image.shape == (*size, 3)
+    assert scene.ids.shape == scene.parts.shape == size
+    assert {a.dtype for a in (scene.image, scene.ids, scene.parts)} == {np.dtype(np.uint8)}
+
+    assert 1 <= count <= 4
+    assert set(np.unique(scene.ids)) - {0} == set(range(1, count + 1))
+    assert set(np.unique(scene.parts)) - {0} == set(range(1, count + 1))
+    assert all(1 <= label <= len(CLASSES) for label in scene.labels)
+
+    emblem = scene.parts > 0
+    assert np.array_equal(scene.parts[emblem], scene.ids[emblem])
+
+    seen = np.bincount(scene.ids.ravel())[1:]
+    assert seen.min() >= 0.004 * scene.ids.size
+
+
+@pytest.mark.parametrize("size", [(128, 128), (375, 500)])
+def test_the_emblem_is_a_small_part_of_a_whole_object(size: tuple[int, int]) -> None:
+    scenes = [render_scene(1, index, size) for index in range(25)]
+    alone = np.concatenate([_shares(scene) for scene in scenes if len(scene.labels) == 1])
+    assert len(alone) >= 3
+    assert alone.min() >= 0.06
+    assert alone.max() <= 0.15
+
+
+def test_enough_of_every_object_and_emblem_is_in_sight() -> None:
+    for seed in range(60):
+        placed, ids, parts = place_creatures(np.random.default_rng(seed), (128, 128))
+        for number, creature in enumerate(placed, 1):
+            whole, emblem = creature.sprite.solid.sum(), creature.sprite.solid_part.sum()
+            assert np.count_nonzero(ids == number) >= 0.4 * whole
+            assert np.count_nonzero(parts == number) >= 0.6 * emblem
+            assert 0.06 <= emblem / whole <= 0.15
+
+
+def test_an_occluded_object_keeps_its_emblem_in_sight() -> None:
+    # 60 % of an emblem of at least 6 % on the whole object; at most the emblem and 40 % are left.
+    shares = np.concatenate([_shares(render_scene(2, index)) for index in range(60)])
+    assert shares.min() >= 0.6 * 0.06
+    assert shares.max() <= 0.15 / 0.4
+
+
+def test_sixty_scenes_show_every_class_and_repeat_some() -> None:
+    labels = [render_scene(0, index, (64, 64)).labels for index in range(60)]
+    assert {label for scene in labels for label in scene} == set(range(1, len(CLASSES) + 1))
+    assert {len(scene) for scene in labels} == {1, 2, 3, 4}
+    assert any(len(set(scene)) < len(scene) for scene in labels)
+
+
+def test_the_names_are_fixed() -> None:
+    names = ("ringtail", "crossbill", "starfish", "zebra", "checkerspot", "moonfish")
+    assert names == CLASSES
+
+
+def test_a_very_long_image_still_shows_an_object() -> None:
+    assert all(render_scene(0, index, (48, 900)).labels for index in range(10))
+
+
+@pytest.mark.parametrize(
+    ("seed", "index", "size", "message"),
+    [
+        (0, 0, (47, 128), "at least 48 each, found 47 x 128"),
+        (0, 0, (128, 0), "at least 48 each, found 128 x 0"),
+        (0, -1, (128, 128), "0 or more, found seed 0, index -1"),
+        (-2, 0, (128, 128), "0 or more, found seed -2, index 0"),
+    ],
+)
+def test_bad_input_is_named(seed: int, index: int, size: tuple[int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        render_scene(seed, index, size)
+    assert "\n" not in str(caught.value)
