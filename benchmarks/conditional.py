@@ -31,14 +31,14 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from annocoin.conditional.inference import Clashes, clashes, infer
+from annocoin.conditional.inference import Suppression, build_suppression, infer
 from annocoin.conditional.networks import ConditionalArchitecture, ConditionalNetwork
 from annocoin.conditional.requirements import requirements_of
 from annocoin.conditional.samples import Samples
 from annocoin.conditional.scoring import Candidates, ScoringOptions
 from annocoin.data.dataset import EvaluationDataset
 from annocoin.data.loading import load_evaluation, load_weak
-from annocoin.engine.conditional_dataset import Cases
+from annocoin.engine.conditional_dataset import ConditionalDataset
 from annocoin.engine.conditional_training import direct_step, train_from_seeds
 from annocoin.engine.config import ConditionalOptions
 from annocoin.engine.randomness import generator_at
@@ -52,7 +52,7 @@ from annocoin.report import overlay
 from annocoin.report.figures import picture_of_samples
 from annocoin.seeds.retrieval import retrieve
 from annocoin.seeds.seed_set import SeedFolder
-from annocoin.types import Annotation, Instances, Mark
+from annocoin.types import Annotation, Instances, WeakLabel
 from region_algebra import median, peak_bytes, random_regions
 
 SAMPLES, REGIONS, CLASSES, SIDE = 10, 500, 20, 256
@@ -105,7 +105,7 @@ def speed() -> dict[str, Any]:
         ConditionalArchitecture(tuple(f"class {c + 1}" for c in range(CLASSES)))
     )
     image = torch.rand(1, 3, SIDE, SIDE)
-    said = Annotation(size, (Mark(3), Mark(11), Mark(20)))
+    said = Annotation(size, (WeakLabel(3), WeakLabel(11), WeakLabel(20)))
     requirements = requirements_of(said, regions)
     with torch.no_grad():
         features = net.features(image)[0]
@@ -192,15 +192,15 @@ def argmax_found(problems: int = 300) -> dict[str, Any]:
         members = torch.rand(6, 5, generator=generator) < 0.4
         members[torch.arange(6), torch.arange(6) % 5] = True
         regions = RegionSet.of(np.repeat([np.arange(5)], 4, axis=0), members)
-        requirements = requirements_of(Annotation((4, 5), (Mark(1), Mark(2))), regions)
-        clashing = clashes(requirements, between=1.0)
+        requirements = requirements_of(Annotation((4, 5), (WeakLabel(1), WeakLabel(2))), regions)
+        suppression = build_suppression(requirements, cross_class_nms_threshold=1.0)
         scores = torch.randn(1, 6, 3, generator=generator)
-        found = infer(scores, requirements, clashing).labels
+        found = infer(scores, requirements, suppression).labels
         own = float(total(scores, found, (1, 2))[0])
         values = [
             float(total(scores[0], labels, (1, 2)))
             for labels in map(torch.tensor, itertools.product((0, 1, 2), repeat=6))
-            if allowed(labels, clashing) and requirements.met_by(labels)
+            if allowed(labels, suppression) and requirements.met_by(labels)
         ]
         equal += own > max(values) - 1e-5
         shares.append((own - min(values)) / max(1e-9, max(values) - min(values)))
@@ -210,16 +210,18 @@ def argmax_found(problems: int = 300) -> dict[str, Any]:
     }
 
 
-def allowed(labels: Tensor, clashing: Clashes) -> bool:
+def allowed(labels: Tensor, suppression: Suppression) -> bool:
     """Whether no two regions of a class overlap too much."""
     same = (labels[:, None] == labels[None]) & (labels > 0)[:, None]
-    return not bool((same & clashing.within[0]).fill_diagonal_(False).any())
+    return not bool((same & suppression.within[0]).fill_diagonal_(False).any())
 
 
 def quality(options: argparse.Namespace) -> dict[str, Any]:
     weak = load_weak(options.dataset, options.supervision, split=options.split)
     truth = load_evaluation(options.dataset, split=options.split)
-    cases = Cases(weak, RegionFolder(options.regions), SeedFolder(options.seeds), size=options.size)
+    cases = ConditionalDataset(
+        weak, RegionFolder(options.regions), SeedFolder(options.seeds), size=options.size
+    )
     net, seconds = trained(options, cases)
     results: dict[str, Any] = {"images": len(cases), "seconds to train": seconds}
     chosen = range(len(cases))[: options.limit]
@@ -279,7 +281,9 @@ def quality(options: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-def trained(options: argparse.Namespace, cases: Cases) -> tuple[ConditionalNetwork, float]:
+def trained(
+    options: argparse.Namespace, cases: ConditionalDataset
+) -> tuple[ConditionalNetwork, float]:
     torch.manual_seed(options.seed)
     architecture = ConditionalArchitecture(cases.classes, options.trunk, size=options.size)
     known = options.network is not None and options.network.exists()

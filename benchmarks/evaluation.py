@@ -108,9 +108,11 @@ def repeated(labelled: LabelledImages, images: int) -> LabelledImages:
     renamed = []
     for i in range(images):
         image = labelled[i % len(labelled)]
-        marks = image.annotation.only("mask")
+        weak_labels = image.annotation.only("mask")
         name = f"{i:06d}"
-        renamed.append(replace(image, image_id=name, file_name=f"{name}.jpg", annotation=marks))
+        renamed.append(
+            replace(image, image_id=name, file_name=f"{name}.jpg", annotation=weak_labels)
+        )
     return LabelledImages.of(labelled.classes, renamed, source=labelled.source)
 
 

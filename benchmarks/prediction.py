@@ -28,7 +28,12 @@ from torchvision.models.detection import MaskRCNN
 
 from annocoin.engine.randomness import generator_at
 from annocoin.files import write_json
-from annocoin.prediction.networks import PredictionArchitecture, View, batch_of, build_network
+from annocoin.prediction.networks import (
+    PredictionArchitecture,
+    ResizedImage,
+    batch_of,
+    build_network,
+)
 from annocoin.prediction.soft_losses import LossOptions, SoftLosses
 from annocoin.prediction.soft_targets import SoftTargets
 
@@ -74,7 +79,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     samples = [samples_of(i) for i in range(BATCH)]
     for image, own in zip(images, samples, strict=True):
         paint(image, own)
-    views = [View(image, SIZE) for image in images]
+    views = [ResizedImage(image, SIZE) for image in images]
     scales = [own.scale for own in views]
     labellings = [one_of(own) for own in samples]
 

@@ -5,7 +5,7 @@
 1,000 regions over 1,500 superpixels: discs over a random Voronoi partition of 512 x 512 pixels.
 Pooling has 32 channels at 256 x 256. Its peer multiplies masks with features, one matrix product;
 it starts from masks as bool, as ours starts from M as bool, and once more from masks that are
-float32 already. Memory is Linux's high-water mark. One core; the median of nine.
+float32 already. Memory is Linux's high-water weak_label. One core; the median of nine.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # free memory that is kept would hide what is needed
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water weak_label starts again
     before = status("VmRSS")
     work()
     return max(1, status("VmHWM") - before)

@@ -100,7 +100,7 @@ def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
 
 PHASES = {
     "boundaries": "BoundaryDetector.__call__",
-    "superpixels": "make_mosaic",
+    "superpixels": "superpixel_graph",
     "trees": "make_trees",
     "candidates": "group",
     "ranking": "Ranker.__call__",

@@ -37,7 +37,7 @@ from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.classifier import read_classifier, write_classifier
 from annocoin.seeds.retrieval import WAYS, retrieve
 from annocoin.seeds.seed_set import SeedFolder, Seeds
-from annocoin.seeds.votes import BEST, STRONG, worth_keeping
+from annocoin.seeds.votes import BEST, STRONG, filter_regions
 from annocoin.types import Instances
 from regions import best_overlaps, valid_pixels
 
@@ -96,7 +96,7 @@ def measure(
         add(rows, {"best IoU, all regions": best(candidates, true, valid)})
         add(rows, {"regions": [len(candidates)]})
         for strong, least in itertools.product(options.strong, (0, BEST)):
-            kept = worth_keeping(candidates, found, image.annotation, strong=strong, best=least)
+            kept = filter_regions(candidates, found, image.annotation, strong=strong, best=least)
             left = candidates[kept]
             how = f"at {strong:g}, first {least}"
             add(rows, {f"best IoU, filtered {how}": best(left, true, valid)})

@@ -27,8 +27,8 @@ from annocoin.data.dataset import EvaluationDataset
 from annocoin.data.loading import load_evaluation, load_weak
 from annocoin.demo import WAYS, Way
 from annocoin.engine.dataset_stages import CLASSIFIER
-from annocoin.engine.distribution import Party, gather
-from annocoin.engine.precomputed import Given
+from annocoin.engine.distribution import ProcessGroup, init_distributed
+from annocoin.engine.precomputed import Precomputed
 from annocoin.evaluation.evaluator import evaluate
 from annocoin.files import write_json
 from annocoin.regions.storage import RegionFolder
@@ -42,25 +42,25 @@ Means = dict[str, float]
 
 def main() -> None:
     given = _arguments()
-    party = gather(devices=given.devices, precision=given.precision)
+    group = init_distributed(devices=given.devices, precision=given.precision)
     test = load_evaluation(given.dataset, split=given.test)
     ways = {way.name: way for way in WAYS}
     summary = given.out / "summary.json"
     found: dict[str, Any] = json.loads(summary.read_text()) if summary.is_file() else {}
     for trial in given.trials:
         for name in given.ways:
-            run = train(ways[name], trial, given, party)
-            if party.is_first:
+            run = train(ways[name], trial, given, group)
+            if group.is_main:
                 figures = found.setdefault(name, {}).setdefault(str(trial), {})
                 figures |= {"test": measured(run, test), "labels": labels_by_stage(run)}
                 write_json(summary, found, indent=1)
                 print(_line(f"{name}, trial {trial}", figures["test"][PROTOCOLS[0]]), flush=True)
-            party.wait()
-    if party.is_first:
+            group.barrier()
+    if group.is_main:
         print_means(found)
 
 
-def train(way: Way, trial: int, given: argparse.Namespace, party: Party) -> TrainedRun:
+def train(way: Way, trial: int, given: argparse.Namespace, group: ProcessGroup) -> TrainedRun:
     """A run of one way, with the random seed of its trial."""
     weak = load_weak(given.dataset, way.supervision, split=given.split)
     truth = None
@@ -69,7 +69,7 @@ def train(way: Way, trial: int, given: argparse.Namespace, party: Party) -> Trai
     if given.limit is not None:
         weak = replace(weak, images=weak.images[: given.limit])
     seeds = given.box_seeds if way.supervision == "box" else given.seeds
-    say = (lambda line: print(f"  {line}", flush=True)) if party.is_first else (lambda line: None)
+    say = (lambda line: print(f"  {line}", flush=True)) if group.is_main else (lambda line: None)
     return api.train(
         weak,
         given.out / f"{way.name}-{trial}",
@@ -77,9 +77,9 @@ def train(way: Way, trial: int, given: argparse.Namespace, party: Party) -> Trai
         rounds=way.rounds,
         seed=trial,
         changes=assignments(given.set),
-        given=Given(RegionFolder(given.regions), SeedFolder(seeds), given.classifier),
+        given=Precomputed(RegionFolder(given.regions), SeedFolder(seeds), given.classifier),
         truth=truth,
-        party=party,
+        group=group,
         say=say,
     )
 

@@ -28,7 +28,7 @@ class Outcome:
 
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight small synthetic scenes in VOC layout; not to be changed."""
+    """Eight small synthetic scenes in VOC layout; not to be override."""
     root = tmp_path_factory.mktemp("scenes") / "voc"
     write_synthetic(root, images=8, size=64, seed=3)
     return root

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from annocoin import masks
-from annocoin.types import Annotation, Instances, Mark
+from annocoin.types import Annotation, Instances, WeakLabel
 
 
 def three() -> Instances:
@@ -103,8 +103,13 @@ def test_instances_as_annotation_and_back() -> None:
 
 def test_annotation_fields_line_up() -> None:
     rle = masks.encode(np.ones((1, 6, 8)))[0]
-    marks = (Mark(3), Mark(1, point=(2.5, 3)), Mark(2, box=(0, 1, 2, 3)), Mark(1, mask=rle))
-    annotation = Annotation((6, 8), marks)
+    weak_labels = (
+        WeakLabel(3),
+        WeakLabel(1, point=(2.5, 3)),
+        WeakLabel(2, box=(0, 1, 2, 3)),
+        WeakLabel(1, mask=rle),
+    )
+    annotation = Annotation((6, 8), weak_labels)
     assert annotation.kinds == ("tag", "point", "box", "mask")
     assert annotation.labels.tolist() == [3, 1, 2, 1]
     assert annotation.distinct_labels == (1, 2, 3)
@@ -113,25 +118,25 @@ def test_annotation_fields_line_up() -> None:
     assert annotation.masks == (None, None, None, rle)
     assert annotation.only("box").labels.tolist() == [2]
     assert annotation[1:3].kinds == ("point", "box")
-    assert annotation[0] == Mark(3)
-    assert [mark.label for mark in annotation] == [3, 1, 2, 1]
+    assert annotation[0] == WeakLabel(3)
+    assert [weak_label.label for weak_label in annotation] == [3, 1, 2, 1]
     assert Annotation((6, 8)).boxes.shape == (0, 4)
 
 
 @pytest.mark.parametrize(
-    "mark",
+    "weak_label",
     [
-        Mark(0),
-        Mark(1, box=(0, 0, 9, 3)),
-        Mark(1, box=(2, 2, 2, 3)),
-        Mark(1, box=(0, 0, math.nan, 3)),
-        Mark(1, point=(9, 1)),
-        Mark(1, mask=masks.encode(np.ones((1, 6, 7)))[0]),
+        WeakLabel(0),
+        WeakLabel(1, box=(0, 0, 9, 3)),
+        WeakLabel(1, box=(2, 2, 2, 3)),
+        WeakLabel(1, box=(0, 0, math.nan, 3)),
+        WeakLabel(1, point=(9, 1)),
+        WeakLabel(1, mask=masks.encode(np.ones((1, 6, 7)))[0]),
     ],
 )
-def test_marks_that_do_not_fit_the_image_are_refused(mark: Mark) -> None:
+def test_marks_that_do_not_fit_the_image_are_refused(weak_label: WeakLabel) -> None:
     with pytest.raises(ValueError, match=r"box|point|mask|label"):
-        Annotation((6, 8), (mark,))
+        Annotation((6, 8), (weak_label,))
 
 
 def test_fields_are_copies_without_a_graph() -> None:
@@ -152,4 +157,4 @@ def test_a_box_that_leaves_the_image_is_cut() -> None:
         labels=[1, 1],
         boxes=[[-1.0, 0.0, 4.00001, 4.0], [9.0, 9.0, 10.0, 10.0]],
     )
-    assert [mark.box for mark in found.annotation()] == [(0, 0, 4, 4), None]
+    assert [weak_label.box for weak_label in found.annotation()] == [(0, 0, 4, 4), None]

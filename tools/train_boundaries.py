@@ -159,7 +159,7 @@ def agreement(maps: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.float32]:
 
 
 def augment(image: Tensor, target: Tensor, rng: np.random.Generator) -> Example:
-    """A random crop at a random scale, mirrored and turned; colours a little changed.
+    """A random crop at a random scale, mirrored and turned; colours a little override.
 
     Where the scaled image is smaller than the crop, it is mirrored outwards and not counted there.
     """
@@ -189,7 +189,7 @@ def augment(image: Tensor, target: Tensor, rng: np.random.Generator) -> Example:
 
 
 def recolour(crop: Tensor, rng: np.random.Generator) -> Tensor:
-    """Brightness, contrast, saturation and tint a little changed."""
+    """Brightness, contrast, saturation and tint a little override."""
     grey = crop.mean(dim=0, keepdim=True)
     crop = grey + (crop - grey) * rng.uniform(0.5, 1.3)
     gain = rng.uniform(0.75, 1.25) * rng.uniform(0.92, 1.08, size=(3, 1, 1))

@@ -27,7 +27,7 @@ from annocoin.progress import track
 from annocoin.regions.hierarchy import RegionGroups, group
 from annocoin.regions.proposals import RegionProposer
 from annocoin.regions.ranking import Ranker, measure
-from annocoin.regions.superpixel_graph import Mosaic
+from annocoin.regions.superpixel_graph import SuperpixelGraph
 
 HIDDEN = 96
 BATCH = 4096
@@ -59,11 +59,11 @@ def main() -> None:
     rows, targets = [], []
     for path in track(paths, "measuring"):
         analysis = propose.analyse(read_image(path))
-        mosaic = analysis.mosaic
-        candidates = group(analysis.trees, mosaic, propose.candidates)
+        graph = analysis.graph
+        candidates = group(analysis.trees, graph, propose.candidates)
         truth = options.data / "groundTruth" / path.parent.name / f"{path.stem}.mat"
-        rows.append(measure(mosaic, candidates))
-        targets.append(target(mosaic, candidates, segmentations(truth)))
+        rows.append(measure(graph, candidates))
+        targets.append(target(graph, candidates, segmentations(truth)))
     weights = train(np.concatenate(rows), np.concatenate(targets), options.passes, options.seed)
     write_bytes(options.out, save(weights))
 
@@ -75,17 +75,17 @@ def segmentations(path: Path) -> list[npt.NDArray[np.integer]]:
 
 
 def target(
-    mosaic: Mosaic, candidates: RegionGroups, people: list[npt.NDArray[np.integer]]
+    graph: SuperpixelGraph, candidates: RegionGroups, people: list[npt.NDArray[np.integer]]
 ) -> npt.NDArray[np.float32]:
     """The overlap of each candidate with the objects that people outlined, float32 [N]."""
     members = candidates.members.astype(np.float32)
-    sizes = members @ mosaic.areas.astype(np.float32)
+    sizes = members @ graph.areas.astype(np.float32)
     best = []
     for segments in people:
         count = int(segments.max()) + 1
         table = np.bincount(
-            mosaic.ids.ravel().astype(np.int64) * count + segments.ravel(),
-            minlength=len(mosaic.areas) * count,
+            graph.ids.ravel().astype(np.int64) * count + segments.ravel(),
+            minlength=len(graph.areas) * count,
         ).reshape(-1, count)
         common = members @ table.astype(np.float32)
         union = sizes[:, None] + table.sum(axis=0) - common

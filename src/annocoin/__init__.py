@@ -7,7 +7,7 @@ from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.data.predictions import read_predictions, write_predictions
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import Evaluator, evaluate
-from annocoin.types import Annotation, Instances, Mark
+from annocoin.types import Annotation, Instances, WeakLabel
 
 if TYPE_CHECKING:
     from annocoin.api import TrainedRun, label, predict, train
@@ -18,9 +18,9 @@ __all__ = [
     "Evaluator",
     "InputError",
     "Instances",
-    "Mark",
     "Problems",
     "TrainedRun",
+    "WeakLabel",
     "evaluate",
     "label",
     "load_evaluation",

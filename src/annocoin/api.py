@@ -23,9 +23,9 @@ from annocoin.data.dataset import (
 from annocoin.data.images import SUFFIXES, image_size, read_image
 from annocoin.engine.config import Config, config_from
 from annocoin.engine.dataset_stages import CLASSIFIER, make_regions, make_seeds
-from annocoin.engine.distribution import AUTO, Party, alone, open_device
-from annocoin.engine.labelling import Sources, draw_labels, judge_regions
-from annocoin.engine.precomputed import Given, digest, fingerprint
+from annocoin.engine.distribution import AUTO, ProcessGroup, open_device, single_process
+from annocoin.engine.labelling import Sources, draw_labels, make_loss_tables
+from annocoin.engine.precomputed import Precomputed, digest, fingerprint
 from annocoin.engine.presets import configured
 from annocoin.engine.pseudo_labels import PseudoLabelFolder
 from annocoin.engine.rounds import CONDITIONAL, PREDICTION, Measure, train_run
@@ -77,18 +77,18 @@ class TrainedRun:
         net, _ = read_prediction(self.path / PREDICTION)
         return Predictor(net, threshold=threshold, device=device)
 
-    def given_for(self, dataset: WeakDataset) -> Given:
+    def given_for(self, dataset: WeakDataset) -> Precomputed:
         """The regions and seeds that it learned from, if it was from this dataset."""
         said = self._of(dataset)
         if not {"regions", "seeds"} <= set(said):
-            return Given()
+            return Precomputed()
         regions, seeds = self.path / said["regions"], self.path / said["seeds"]
         for folder in (regions, seeds):
             if not folder.is_dir():
                 raise InputError(
                     f"{self.path}: learned from {folder}, which is gone; give --regions and --seeds"
                 )
-        return Given(RegionFolder(regions), SeedFolder(seeds))
+        return Precomputed(RegionFolder(regions), SeedFolder(seeds))
 
     def labels_of(self, dataset: WeakDataset) -> PseudoLabelFolder | None:
         """The labels that a run without rounds learned from, if it was from this dataset."""
@@ -110,9 +110,9 @@ def train(
     seed: int | None = None,
     changes: Mapping[str, str] | None = None,
     weights: Path | None = None,
-    given: Given | None = None,
+    given: Precomputed | None = None,
     truth: EvaluationDataset | None = None,
-    party: Party | None = None,
+    group: ProcessGroup | None = None,
     device: str = AUTO,
     jobs: int | None = None,
     problems: Problems | None = None,
@@ -133,7 +133,7 @@ def train(
         given: regions and seeds that need not be made.
         truth: true masks of the same images, to measure each round's pseudo labels; nothing is
             learned from them.
-        party: the processes that train, see `annocoin.distribution.gather`; default this one,
+        group: the processes that train, see `annocoin.distribution.init_distributed`; default this one,
             which computes on `device`, a GPU where there is one.
     """
     config = configured(preset, dataset.classes, changes or {}, weights)
@@ -149,7 +149,7 @@ def train(
         config,
         given=given,
         measure=None if truth is None else _measure(truth, dataset, problems or Problems()),
-        party=party or alone(str(open_device(device))),
+        group=group or single_process(str(open_device(device))),
         jobs=jobs,
         problems=problems,
         say=say,
@@ -161,7 +161,7 @@ def label(
     run: TrainedRun,
     dataset: WeakDataset,
     *,
-    given: Given | None = None,
+    given: Precomputed | None = None,
     jobs: int | None = None,
     device: str = AUTO,
     problems: Problems | None = None,
@@ -268,7 +268,7 @@ def _renamed(found: Instances, known: Sequence[str], wanted: Sequence[str]) -> I
 def _drawn(
     run: TrainedRun,
     weak: WeakDataset,
-    given: Given,
+    given: Precomputed,
     jobs: int | None,
     device: str,
     problems: Problems,
@@ -286,7 +286,7 @@ def _drawn(
     said: list[Any] = [METHOD, fingerprint(weak), given.identity(), *map(digest, networks)]
     said += [config.to_json(), digest(classifier) if classifier.is_file() else None]
     key = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
-    folder, party = run.path / LABELLING / key, alone(device)
+    folder, group = run.path / LABELLING / key, single_process(device)
     regions = given.regions
     if regions is None:
         regions = make_regions(
@@ -300,13 +300,13 @@ def _drawn(
         )  # fmt: skip
     sources = Sources(weak, regions, seeds)
     sources.check(problems)
-    tables = judge_regions(
+    tables = make_loss_tables(
         sources, networks[0], config.conditional, folder / "tables",
-        party=party, jobs=jobs, problems=problems,
+        group=group, jobs=jobs, problems=problems,
     )  # fmt: skip
     return draw_labels(
         sources, networks[1], config.conditional, folder / "labels",
-        seed=config.seed, tables=tables, party=party, jobs=jobs, problems=problems,
+        seed=config.seed, tables=tables, group=group, jobs=jobs, problems=problems,
     )  # fmt: skip
 
 

@@ -20,11 +20,11 @@ from annocoin.data.conversion import Format, write_dataset
 from annocoin.data.dataset import EvaluationDataset, Supervision
 from annocoin.data.images import read_image
 from annocoin.data.loading import load_evaluation, load_weak
-from annocoin.engine.config import changed
+from annocoin.engine.config import override
 from annocoin.engine.dataset_stages import CLASSIFIER, make_regions, make_seeds
 from annocoin.engine.parallel import cores, work_through
-from annocoin.engine.precomputed import Given
-from annocoin.engine.presets import run_preset
+from annocoin.engine.precomputed import Precomputed
+from annocoin.engine.presets import preset
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import evaluate
 from annocoin.regions.storage import RegionFolder
@@ -130,7 +130,7 @@ def _train(out: Path, data: Path, seed: int, changes: Mapping[str, str]) -> dict
     """The runs by name. Regions, classifier and seeds are made once, for all."""
     made = out / "made"
     tags, boxes = (load_weak(data, way, split="train") for way in ("image", "box"))
-    config = changed(replace(run_preset(PRESET, tags.classes), seed=seed), changes).seeded()
+    config = override(replace(preset(PRESET, tags.classes), seed=seed), changes).seeded()
     regions = make_regions(tags, made / "regions", config.regions)
     seeds = make_seeds(tags, regions, made / "seeds", config.seeds, classifier=config.classifier)
     classifier = seeds.path / CLASSIFIER
@@ -148,7 +148,7 @@ class _Trainer:
     ) -> None:
         made = out / "made"
         seeds = made / ("seeds-box" if way.supervision == "box" else "seeds")
-        given = Given(
+        given = Precomputed(
             RegionFolder(made / "regions"), SeedFolder(seeds), made / "seeds" / CLASSIFIER
         )
         api.train(

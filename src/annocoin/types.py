@@ -22,11 +22,11 @@ from annocoin.masks import RLE, Size
 Box = tuple[float, float, float, float]
 Point = tuple[float, float]
 ImageId = str | int
-MarkKind = Literal["tag", "point", "box", "mask"]
+LabelKind = Literal["tag", "point", "box", "mask"]
 
 
 @dataclass(frozen=True)
-class Mark:
+class WeakLabel:
     """One thing said about an image: a class, and as much as is known about where it is.
 
     Without a place it is a tag: at least one object of that class is there. With a point, a box or
@@ -39,12 +39,12 @@ class Mark:
     mask: RLE | None = None
     crowd: bool = False  # COCO's "iscrowd": the place holds several objects
     difficult: bool = False  # VOC's flag; no protocol of ours treats it apart
-    score: float | None = None  # where the mark was made by a machine
+    score: float | None = None  # where the weak_label was made by a machine
     confidence: float | None = None
 
     @property
-    def kind(self) -> MarkKind:
-        """The strongest thing the mark says."""
+    def kind(self) -> LabelKind:
+        """The strongest thing the weak_label says."""
         if self.mask is not None:
             return "mask"
         if self.box is not None:
@@ -53,97 +53,115 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Annotation(Sequence[Mark]):
+class Annotation(Sequence[WeakLabel]):
     """All that is said about one image: tags, points, boxes, masks, in any mixture.
 
-    A sequence of N marks; the properties give the same as equal-length fields.
+    A sequence of N weak_labels; the properties give the same as equal-length fields.
 
     Example:
-        >>> annotation = Annotation((480, 640), (Mark(1), Mark(2, box=(10, 20, 110, 220))))
+        >>> annotation = Annotation((480, 640), (WeakLabel(1), WeakLabel(2, box=(10, 20, 110, 220))))
         >>> annotation.kinds, annotation.labels.tolist()
         (('tag', 'box'), [1, 2])
     """
 
     size: Size
-    marks: tuple[Mark, ...] = ()
+    weak_labels: tuple[WeakLabel, ...] = ()
 
     def __post_init__(self) -> None:
         height, width = self.size
-        for mark in self.marks:
-            if mark.label < 1:
-                raise ValueError(f"label {mark.label}: classes count from 1, 0 is the background")
-            if mark.mask is not None and tuple(mark.mask["size"]) != self.size:
-                raise ValueError(f"mask of size {mark.mask['size']} in an image of {self.size}")
-            if mark.box is not None:
-                x0, y0, x1, y1 = mark.box
+        for weak_label in self.weak_labels:
+            if weak_label.label < 1:
+                raise ValueError(
+                    f"label {weak_label.label}: classes count from 1, 0 is the background"
+                )
+            if weak_label.mask is not None and tuple(weak_label.mask["size"]) != self.size:
+                raise ValueError(
+                    f"mask of size {weak_label.mask['size']} in an image of {self.size}"
+                )
+            if weak_label.box is not None:
+                x0, y0, x1, y1 = weak_label.box
                 if not (0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height):
-                    raise ValueError(f"box {mark.box} is empty or outside the image {self.size}")
-            if mark.point is not None:
-                x, y = mark.point
+                    raise ValueError(
+                        f"box {weak_label.box} is empty or outside the image {self.size}"
+                    )
+            if weak_label.point is not None:
+                x, y = weak_label.point
                 if not (0 <= x <= width and 0 <= y <= height):
-                    raise ValueError(f"point {mark.point} is outside the image {self.size}")
+                    raise ValueError(f"point {weak_label.point} is outside the image {self.size}")
 
     def __len__(self) -> int:
-        return len(self.marks)
+        return len(self.weak_labels)
 
     @overload
-    def __getitem__(self, index: int) -> Mark: ...
+    def __getitem__(self, index: int) -> WeakLabel: ...
     @overload
     def __getitem__(self, index: slice) -> Annotation: ...
-    def __getitem__(self, index: int | slice) -> Mark | Annotation:
+    def __getitem__(self, index: int | slice) -> WeakLabel | Annotation:
         if isinstance(index, slice):
-            return replace(self, marks=self.marks[index])
-        return self.marks[index]
+            return replace(self, weak_labels=self.weak_labels[index])
+        return self.weak_labels[index]
 
-    def only(self, kind: MarkKind) -> Annotation:
-        """The marks of one kind: `only("box").labels` lines up with `only("box").boxes`."""
-        return replace(self, marks=tuple(mark for mark in self.marks if mark.kind == kind))
+    def only(self, kind: LabelKind) -> Annotation:
+        """The weak_labels of one kind: `only("box").labels` lines up with `only("box").boxes`."""
+        return replace(
+            self,
+            weak_labels=tuple(
+                weak_label for weak_label in self.weak_labels if weak_label.kind == kind
+            ),
+        )
 
     @property
     def distinct_labels(self) -> tuple[int, ...]:
         """The classes said to be in the image, each once, rising."""
-        return tuple(sorted({mark.label for mark in self.marks}))
+        return tuple(sorted({weak_label.label for weak_label in self.weak_labels}))
 
     @property
-    def kinds(self) -> tuple[MarkKind, ...]:
-        """What each mark says: tag, point, box or mask."""
-        return tuple(mark.kind for mark in self.marks)
+    def kinds(self) -> tuple[LabelKind, ...]:
+        """What each weak_label says: tag, point, box or mask."""
+        return tuple(weak_label.kind for weak_label in self.weak_labels)
 
     @property
     def labels(self) -> Tensor:
         """Classes: int64 [N]."""
-        return torch.tensor([mark.label for mark in self.marks], dtype=torch.int64)
+        return torch.tensor(
+            [weak_label.label for weak_label in self.weak_labels], dtype=torch.int64
+        )
 
     @property
     def boxes(self) -> Tensor:
-        """Boxes: float64 [N, 4], NaN where a mark has none."""
-        return _rows([mark.box for mark in self.marks], 4)
+        """Boxes: float64 [N, 4], NaN where a weak_label has none."""
+        return _rows([weak_label.box for weak_label in self.weak_labels], 4)
 
     @property
     def points(self) -> Tensor:
-        """Points: float64 [N, 2], NaN where a mark has none."""
-        return _rows([mark.point for mark in self.marks], 2)
+        """Points: float64 [N, 2], NaN where a weak_label has none."""
+        return _rows([weak_label.point for weak_label in self.weak_labels], 2)
 
     @property
     def masks(self) -> tuple[RLE | None, ...]:
-        """Masks, None where a mark has none."""
-        return tuple(mark.mask for mark in self.marks)
+        """Masks, None where a weak_label has none."""
+        return tuple(weak_label.mask for weak_label in self.weak_labels)
 
     @property
     def crowd(self) -> Tensor:
-        """Whether a mark covers several objects: bool [N]."""
-        return torch.tensor([mark.crowd for mark in self.marks], dtype=torch.bool)
+        """Whether a weak_label covers several objects: bool [N]."""
+        return torch.tensor([weak_label.crowd for weak_label in self.weak_labels], dtype=torch.bool)
 
     def instances(self) -> Instances:
-        """The marks that have a mask, as `Instances`; a score not given is 1."""
-        marks = [mark for mark in self.marks if mark.mask is not None]
+        """The weak_labels that have a mask, as `Instances`; a score not given is 1."""
+        weak_labels = [weak_label for weak_label in self.weak_labels if weak_label.mask is not None]
         return Instances(
             size=self.size,
-            masks=[mark.mask for mark in marks if mark.mask is not None],
-            labels=[mark.label for mark in marks],
-            scores=[1.0 if mark.score is None else mark.score for mark in marks],
-            confidence=[math.nan if mark.confidence is None else mark.confidence for mark in marks],
-            crowd=[mark.crowd for mark in marks],
+            masks=[weak_label.mask for weak_label in weak_labels if weak_label.mask is not None],
+            labels=[weak_label.label for weak_label in weak_labels],
+            scores=[
+                1.0 if weak_label.score is None else weak_label.score for weak_label in weak_labels
+            ],
+            confidence=[
+                math.nan if weak_label.confidence is None else weak_label.confidence
+                for weak_label in weak_labels
+            ],
+            crowd=[weak_label.crowd for weak_label in weak_labels],
         )
 
 
@@ -241,9 +259,9 @@ class Instances:
         return torch.from_numpy(rle.decode(self.masks, self.size))
 
     def annotation(self) -> Annotation:
-        """The same as marks with mask, box, score and confidence, for the writers of datasets."""
-        marks = tuple(
-            Mark(
+        """The same as weak_labels with mask, box, score and confidence, for the writers of datasets."""
+        weak_labels = tuple(
+            WeakLabel(
                 label=int(self.labels[i]),
                 box=clip_box(self.boxes[i].tolist(), self.size),
                 mask=self.masks[i],
@@ -253,7 +271,7 @@ class Instances:
             )
             for i in range(len(self))
         )
-        return Annotation(self.size, marks)
+        return Annotation(self.size, weak_labels)
 
 
 def clip_box(box: Sequence[float], size: Size) -> Box | None:

@@ -30,10 +30,10 @@ def network(**changes: object) -> ConditionalNetwork:
 
 @settings(max_examples=25, deadline=None)
 @given(worlds())
-@pytest.mark.parametrize(("over", "bend"), [("image", True), ("region", True), ("image", False)])
-def test_scores_are_those_of_masked_features(over: str, bend: bool, world: World) -> None:
+@pytest.mark.parametrize(("over", "relu"), [("image", True), ("region", True), ("image", False)])
+def test_scores_are_those_of_masked_features(over: str, relu: bool, world: World) -> None:
     """The paper's way: mask the joined features of each region, classify, average."""
-    net = network(over=over, bend=bend, scale=3.0)
+    net = network(over=over, relu=relu, scale=3.0)
     height, width = world.ids.shape
     features = torch.randn(32, height, width)
     noise = torch.rand(4, 4, height, width) * 2 - 1
@@ -45,7 +45,7 @@ def test_scores_are_those_of_masked_features(over: str, bend: bool, world: World
                 torch.cat([net.join.weight, net.join_noise.weight], dim=1),
                 net.join.bias,
             )
-            joined = joined.relu() if bend else joined
+            joined = joined.relu() if relu else joined
             for u, mask in enumerate(world.masks):
                 inside = torch.from_numpy(mask)
                 pixels = net.classify(joined)[0] * inside
@@ -174,7 +174,7 @@ def test_forms_of_noise() -> None:
 
 
 def test_redrawn_noise_moves_features_by_the_strength_asked_for() -> None:
-    net = network(noise="pixel", bend=False)
+    net = network(noise="pixel", relu=False)
     features = torch.randn(3, 32, 30, 30) * torch.arange(1, 33)[:, None, None]
     net.redraw_noise(features, 0.5, generator_at(0))
     noise = net.noise(200, features[0], generator_at(1))

@@ -16,7 +16,7 @@ from annocoin.conditional.scoring import (
     seed_prior,
     seed_votes,
 )
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 from conditional.test_requirements import annotation, seeds_at, stripes
 
 REGIONS = stripes([0], [0, 1], [2, 3], [3])
@@ -24,7 +24,7 @@ REGIONS = stripes([0], [0, 1], [2, 3], [3])
 
 def test_the_prior_is_the_expected_overlap_with_a_seeds_object() -> None:
     seeds = seeds_at([(0.5, 3), (7.5, 3)], [1, 2])
-    requirements = requirements_of(annotation(Mark(1), Mark(2)), REGIONS, seeds=seeds)
+    requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), REGIONS, seeds=seeds)
     votes = seed_votes(requirements, seeds)
     found = seed_prior(requirements, seeds)
     assert found.shape == (4, 2)
@@ -39,7 +39,7 @@ def test_the_prior_is_the_expected_overlap_with_a_seeds_object() -> None:
 
 
 def test_seeds_vote_only_for_what_their_mark_admits() -> None:
-    said = annotation(Mark(1, box=(0, 0, 4, 6)), Mark(1, box=(4, 0, 8, 6)))
+    said = annotation(WeakLabel(1, box=(0, 0, 4, 6)), WeakLabel(1, box=(4, 0, 8, 6)))
     requirements = requirements_of(said, REGIONS, box_overlap=0.8)
     seeds = seeds_at([(0.5, 3), (7.5, 3)], [1, 1], [0, 1])
     votes = seed_votes(requirements, seeds)
@@ -47,7 +47,7 @@ def test_seeds_vote_only_for_what_their_mark_admits() -> None:
 
 
 def test_a_class_without_a_seed_is_even() -> None:
-    requirements = requirements_of(annotation(Mark(1), Mark(2)), REGIONS)
+    requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), REGIONS)
     found = seed_prior(requirements, seeds_at([(0.5, 3)], [1]))
     assert found[:, 1].tolist() == pytest.approx([0] * 4, abs=1e-5)
 
@@ -60,7 +60,7 @@ def test_nothing_said() -> None:
 
 def test_the_prior_joins_the_unary_term_of_classes() -> None:
     seeds = seeds_at([(0.5, 3)], [1])
-    requirements = requirements_of(annotation(Mark(1)), REGIONS, seeds=seeds)
+    requirements = requirements_of(annotation(WeakLabel(1)), REGIONS, seeds=seeds)
     options = ScoringOptions("U", prior=2.0)
     found = Candidates(requirements, options, seeds=seeds).scores(torch.zeros(3, 4, 2))
     assert torch.equal(found[..., 0], torch.zeros(3, 4))

@@ -13,7 +13,7 @@ from annocoin.conditional.samples import Samples
 from annocoin.conditional.scoring import Candidates, ScoringOptions, draw_samples
 from annocoin.engine.randomness import generator_at
 from annocoin.errors import InputError
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 from conditional.test_requirements import stripes
 
 REGIONS = stripes([0], [0, 1], [2, 3], [3])
@@ -26,7 +26,7 @@ def samples(*labels: list[int]) -> Samples:
         labels=y,
         margins=(y > 0).float() * torch.tensor([4.0, 3.0, 2.0, 1.0]),
         met=torch.zeros(len(y), 0, dtype=torch.int64),
-        marks=(),
+        annotation_index=(),
     )
 
 
@@ -72,7 +72,7 @@ def test_samples_of_a_network(terms: str, pairwise: str) -> None:
     torch.nn.init.normal_(net.join_noise.weight)
     torch.nn.init.normal_(net.classify.weight)
     options = ScoringOptions(terms=terms, pairwise=pairwise)  # type: ignore[arg-type]
-    said = Annotation((6, 8), (Mark(1), Mark(2, box=(4, 0, 8, 6))))
+    said = Annotation((6, 8), (WeakLabel(1), WeakLabel(2, box=(4, 0, 8, 6))))
     requirements = requirements_of(said, REGIONS)
     candidates = Candidates(requirements, options)
     image = torch.rand(3, 48, 64)
@@ -82,7 +82,7 @@ def test_samples_of_a_network(terms: str, pairwise: str) -> None:
     assert torch.equal(found.labels, again.labels)
     if terms == "U+P+H":
         assert all(requirements.met_by(labels) for labels in found.labels)
-        assert found.marks == (0, 1)
+        assert found.annotation_index == (0, 1)
     assert bool((found.margins[found.labels == 0] == 0).all())
     pointwise = draw_samples(net, image, candidates, 0)
     assert len(pointwise) == 1

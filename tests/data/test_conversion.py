@@ -24,7 +24,7 @@ from annocoin.data.loading import load_labelled
 from annocoin.data.predictions import read_predictions, write_predictions
 from annocoin.errors import InputError
 from annocoin.masks import from_polygon, to_polygon
-from annocoin.types import Annotation, Instances, Mark
+from annocoin.types import Annotation, Instances, WeakLabel
 
 CLASSES = ("cat", "dog & <co>", "Vögel", "x, y")
 settings.register_profile(
@@ -34,13 +34,13 @@ FILES = settings.get_profile("files")
 
 
 @st.composite
-def drawn_marks(draw: st.DrawFn, size: tuple[int, int]) -> tuple[Mark, ...]:
-    """Up to five marks: tags once each, points, boxes, masks that do not overlap, with flags."""
+def drawn_marks(draw: st.DrawFn, size: tuple[int, int]) -> tuple[WeakLabel, ...]:
+    """Up to five weak_labels: tags once each, points, boxes, masks that do not overlap, with flags."""
     height, width = size
     labels = st.integers(1, len(CLASSES))
-    tags = [Mark(label) for label in draw(st.lists(labels, max_size=2, unique=True))]
+    tags = [WeakLabel(label) for label in draw(st.lists(labels, max_size=2, unique=True))]
     quarter = st.integers(0, 4)
-    marks: list[Mark] = []
+    weak_labels: list[WeakLabel] = []
     free = np.ones(size, bool)
     for _ in range(draw(st.integers(0, 4))):
         x0, y0 = draw(st.integers(0, width - 2)), draw(st.integers(0, height - 2))
@@ -54,8 +54,8 @@ def drawn_marks(draw: st.DrawFn, size: tuple[int, int]) -> tuple[Mark, ...]:
             mask[y0:y1, x0:x1] = np.resize(pixels, (y1 - y0, x1 - x0))
             mask &= free
             free &= ~mask
-        marks.append(
-            Mark(
+        weak_labels.append(
+            WeakLabel(
                 label=draw(labels),
                 box=box if "box" in kinds or not mask.any() else None,
                 point=point if "point" in kinds else None,
@@ -66,11 +66,11 @@ def drawn_marks(draw: st.DrawFn, size: tuple[int, int]) -> tuple[Mark, ...]:
                 confidence=draw(st.none() | st.floats(0, 1)),
             )
         )
-    return (*tags, *marks)
+    return (*tags, *weak_labels)
 
 
 @st.composite
-def drawn_datasets(draw: st.DrawFn) -> list[tuple[tuple[int, int], tuple[Mark, ...]]]:
+def drawn_datasets(draw: st.DrawFn) -> list[tuple[tuple[int, int], tuple[WeakLabel, ...]]]:
     sides = st.integers(3, 12)
     sizes = draw(st.lists(st.tuples(sides, sides), min_size=1, max_size=3))
     return [(size, draw(drawn_marks(size))) for size in sizes]
@@ -78,16 +78,16 @@ def drawn_datasets(draw: st.DrawFn) -> list[tuple[tuple[int, int], tuple[Mark, .
 
 @contextmanager
 def on_disk(
-    drawn: list[tuple[tuple[int, int], tuple[Mark, ...]]],
+    drawn: list[tuple[tuple[int, int], tuple[WeakLabel, ...]]],
 ) -> Iterator[tuple[Path, LabelledImages]]:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "source").mkdir()
         images = []
-        for number, (size, marks) in enumerate(drawn):
+        for number, (size, weak_labels) in enumerate(drawn):
             path = root / "source" / f"image {number}.png"
             Image.fromarray(np.full((*size, 3), number * 50, np.uint8)).save(path)
-            annotation = Annotation(size, marks)
+            annotation = Annotation(size, weak_labels)
             images.append(LabelledImage(path.stem, path.name, path, annotation))
         yield root, LabelledImages.of(CLASSES, images, source=root / "source")
 
@@ -95,11 +95,14 @@ def on_disk(
 def said(labelled: LabelledImages, *fields: str) -> dict[str, list[Any]]:
     """What each image is said to hold, without regard to order and to the numbers of classes."""
 
-    def one(mark: Mark) -> tuple[Any, ...]:
-        return (labelled.classes[mark.label - 1], *(repr(getattr(mark, f)) for f in fields))
+    def one(weak_label: WeakLabel) -> tuple[Any, ...]:
+        return (
+            labelled.classes[weak_label.label - 1],
+            *(repr(getattr(weak_label, f)) for f in fields),
+        )
 
     return {
-        Path(image.file_name).stem: sorted(one(mark) for mark in image.annotation)
+        Path(image.file_name).stem: sorted(one(weak_label) for weak_label in image.annotation)
         for image in labelled
     }
 
@@ -108,8 +111,10 @@ def with_tight_boxes(labelled: LabelledImages) -> LabelledImages:
     """Formats that hold a box beside every mask give its tight box where there was none."""
     images = []
     for image in labelled:
-        marks = tuple(replace(mark, box=tight_box(mark)) for mark in image.annotation)
-        images.append(replace(image, annotation=replace(image.annotation, marks=marks)))
+        weak_labels = tuple(
+            replace(weak_label, box=tight_box(weak_label)) for weak_label in image.annotation
+        )
+        images.append(replace(image, annotation=replace(image.annotation, weak_labels=weak_labels)))
     return replace(labelled, images=tuple(images))
 
 
@@ -156,7 +161,9 @@ def test_a_folder_holds_tags_points_and_boxes(drawn: Any) -> None:
         again = load_labelled(root / "out")
         fields = ("box", "point")
         assert said(again, *fields) == said(with_tight_boxes(labelled), *fields)
-        with_mask = sum(mark.mask is not None for image in labelled for mark in image.annotation)
+        with_mask = sum(
+            weak_label.mask is not None for image in labelled for weak_label in image.annotation
+        )
         assert loss.dropped.get("masks", 0) == with_mask
 
 
@@ -170,8 +177,10 @@ def test_yolo_says_what_its_polygons_cost(drawn: Any) -> None:
         assert [i.image_id for i in again] == [i.image_id for i in labelled]
         ious = []
         for before, after in zip(labelled, again, strict=True):
-            held = [mark for mark in before.annotation if mark.kind in ("box", "mask")]
-            assert [mark.label for mark in held] == after.annotation.labels.tolist()
+            held = [
+                weak_label for weak_label in before.annotation if weak_label.kind in ("box", "mask")
+            ]
+            assert [weak_label.label for weak_label in held] == after.annotation.labels.tolist()
             for old, new in zip(held, after.annotation, strict=True):
                 if old.mask is None:
                     assert new.box == pytest.approx(old.box, abs=1e-4)
@@ -239,10 +248,10 @@ def test_overlap_in_voc_is_told(scenes: Path, tmp_path: Path) -> None:
     expected = []
     for image in labelled:
         kept = {i.image_id: i for i in again}[image.image_id].annotation
-        for old, mark in zip(found[image.image_id].masks, kept, strict=True):
-            expected.append(masks.iou([old], [mark.mask])[0, 0] if mark.mask else 0.0)
+        for old, weak_label in zip(found[image.image_id].masks, kept, strict=True):
+            expected.append(masks.iou([old], [weak_label.mask])[0, 0] if weak_label.mask else 0.0)
     assert loss.ious == pytest.approx(expected)
-    assert any("masks changed" in line for line in loss.lines())
+    assert any("masks override" in line for line in loss.lines())
 
 
 @given(st.integers(0, 10_000))
@@ -302,7 +311,7 @@ def test_images_of_one_name_in_two_folders_stay_apart(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         path = tmp_path / folder / "x.png"
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path)
-        annotation = Annotation((4, 4), (Mark(1, box=(0, 0, 2, 2)),))
+        annotation = Annotation((4, 4), (WeakLabel(1, box=(0, 0, 2, 2)),))
         images.append(LabelledImage(f"{folder}/x", f"{folder}/x.png", path, annotation))
     write_dataset(LabelledImages.of(("c",), images, source=tmp_path), tmp_path / "out", "voc")
     assert [i.image_id for i in load_labelled(tmp_path / "out")] == ["a__x", "b__x"]
@@ -352,8 +361,12 @@ def test_splits_are_kept(scenes: Path, tmp_path: Path) -> None:
 
 def test_what_a_format_cannot_hold_is_counted(scenes: Path, tmp_path: Path) -> None:
     labelled = load_labelled(scenes)[:1]
-    mark = replace(labelled[0].annotation[0], crowd=True, score=0.5, confidence=0.5, difficult=True)
-    annotation = replace(labelled[0].annotation, marks=(mark, Mark(1), Mark(1, point=(1, 1))))
+    weak_label = replace(
+        labelled[0].annotation[0], crowd=True, score=0.5, confidence=0.5, difficult=True
+    )
+    annotation = replace(
+        labelled[0].annotation, weak_labels=(weak_label, WeakLabel(1), WeakLabel(1, point=(1, 1)))
+    )
     labelled = replace(labelled, images=(replace(labelled[0], annotation=annotation),))
     flags = {"scores": 1, "confidences": 1, "crowd flags": 1, "difficult flags": 1}
     unused = len(labelled.classes) - len(annotation.distinct_labels)

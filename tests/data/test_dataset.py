@@ -18,7 +18,7 @@ from annocoin.data.conversion import write_dataset
 from annocoin.data.dataset import EvaluationDataset, WeakDataset, WeakImage, weaken
 from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.errors import InputError
-from annocoin.types import Annotation, Instances, Mark
+from annocoin.types import Annotation, Instances, WeakLabel
 
 _opened: list[str] | None = None
 
@@ -106,13 +106,13 @@ def test_a_weak_dataset_has_no_way_to_ask_for_truth(scenes: Path) -> None:
 
 def test_a_weak_dataset_refuses_more_than_its_supervision() -> None:
     rle = masks.encode(np.ones((1, 4, 4)))[0]
-    for mark, supervision in (
-        (Mark(1, mask=rle), "box"),
-        (Mark(1, mask=rle), "image"),
-        (Mark(1, box=(0, 0, 1, 1)), "image"),
-        (Mark(1, box=(0, 0, 1, 1)), "point"),
+    for weak_label, supervision in (
+        (WeakLabel(1, mask=rle), "box"),
+        (WeakLabel(1, mask=rle), "image"),
+        (WeakLabel(1, box=(0, 0, 1, 1)), "image"),
+        (WeakLabel(1, box=(0, 0, 1, 1)), "point"),
     ):
-        image = WeakImage("a", Path("a.jpg"), Annotation((4, 4), (mark,)))
+        image = WeakImage("a", Path("a.jpg"), Annotation((4, 4), (weak_label,)))
         with pytest.raises(ValueError, match="under supervision"):
             WeakDataset(("c",), (1,), supervision, (image,))  # type: ignore[arg-type]
 
@@ -123,7 +123,11 @@ def test_weakening_by_hand() -> None:
     rle = masks.encode(square)[0]
     annotation = Annotation(
         (10, 10),
-        (Mark(2, mask=rle), Mark(1, box=(0, 0, 3, 3), mask=rle), Mark(2, mask=rle, crowd=True)),
+        (
+            WeakLabel(2, mask=rle),
+            WeakLabel(1, box=(0, 0, 3, 3), mask=rle),
+            WeakLabel(2, mask=rle, crowd=True),
+        ),
     )
     tags = weaken(annotation, "image")
     assert (tags.kinds, tags.labels.tolist()) == (("tag", "tag"), [1, 2])

@@ -25,13 +25,13 @@ def entries(labelled: LabelledImages) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     several = [image for image in labelled if len(image.annotation) > 1]
     for image in several[:2]:
-        for mark in image.annotation:
-            assert mark.mask is not None
+        for weak_label in image.annotation:
+            assert weak_label.mask is not None
             found.append(
                 {
                     "image_id": image.image_id,
-                    "category_id": mark.label,
-                    "segmentation": masks.to_json(mark.mask),
+                    "category_id": weak_label.label,
+                    "segmentation": masks.to_json(weak_label.mask),
                     "score": 1 - len(found) / 10,
                 }
             )

@@ -21,8 +21,8 @@ import torch
 torch.set_num_threads(1)
 
 from annocoin.data.loading import load_weak  # noqa: E402
-from annocoin.engine.config import changed  # noqa: E402
-from annocoin.engine.presets import run_preset  # noqa: E402
+from annocoin.engine.config import override  # noqa: E402
+from annocoin.engine.presets import preset  # noqa: E402
 from annocoin.engine.rounds import train_run  # noqa: E402
 from annocoin.engine.run_directory import DONE  # noqa: E402
 from end_to_end.quick import QUICK  # noqa: E402
@@ -35,7 +35,7 @@ def start(dataset: Path, out: Path) -> int:
         return child
     try:
         weak = load_weak(dataset, "image", split="train")
-        config = changed(run_preset("synthetic", weak.classes), QUICK)
+        config = override(preset("synthetic", weak.classes), QUICK)
         train_run(weak, out, config, jobs=1, say=lambda _: None, every=0.0)
         os._exit(0)
     except BaseException as error:

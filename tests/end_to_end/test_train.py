@@ -17,7 +17,7 @@ from annocoin.api import TrainedRun
 from annocoin.data.dataset import EvaluationDataset, weak_dataset
 from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.engine.config import read_config
-from annocoin.engine.precomputed import Given
+from annocoin.engine.precomputed import Precomputed
 from annocoin.errors import InputError, Problems
 from annocoin.prediction.networks import read_prediction
 from annocoin.seeds.classifier import read_classifier
@@ -105,7 +105,7 @@ def test_networks_start_from_the_classifier(scenes: Path, tmp_path: Path) -> Non
     learned, kept = net.backbone.body, classifier.trunk
     assert torch.equal(learned["5"].conv[0][0].weight, kept[5].conv[0][0].weight)
     assert not torch.equal(learned["12"].conv[0][0].weight, kept[12].conv[0][0].weight)
-    given = Given(classifier=run.path / "classifier.safetensors")
+    given = Precomputed(classifier=run.path / "classifier.safetensors")
     again = api.train(
         weak, tmp_path / "b", "synthetic", changes=changes, given=given, say=lambda _: None
     )
@@ -139,10 +139,12 @@ def test_a_box_without_a_mask_is_left_out_of_full_supervision(scenes: Path) -> N
     labelled = load_evaluation(scenes, split="train").labelled
     image = next(own for own in labelled if len(own.annotation) > 1)
     first, *rest = image.annotation
-    marks = (replace(first, mask=None, box=(0.0, 0.0, 9.0, 9.0)), *rest)
-    partly = replace(image, annotation=replace(image.annotation, marks=marks))
+    weak_labels = (replace(first, mask=None, box=(0.0, 0.0, 9.0, 9.0)), *rest)
+    partly = replace(image, annotation=replace(image.annotation, weak_labels=weak_labels))
     dataset = weak_dataset(replace(labelled, images=(partly,), splits={}), "mask")
-    assert [mark.label for mark in dataset.images[0].annotation] == [m.label for m in rest]
+    assert [weak_label.label for weak_label in dataset.images[0].annotation] == [
+        m.label for m in rest
+    ]
     assert dataset.fully_masked
 
 
@@ -417,7 +419,7 @@ def test_label_never_sees_masks_that_training_did_not(
                            "--supervision", supervision, "--out", out)  # fmt: skip
         assert outcome.code == 0, outcome.err
         labelled = load_labelled(out, images=scenes / "JPEGImages")
-        masks = [mark.mask for image in labelled for mark in image.annotation]
+        masks = [weak_label.mask for image in labelled for weak_label in image.annotation]
         assert len(masks) == len(truth)
         assert all(mask not in truth for mask in masks)
 

@@ -12,7 +12,7 @@ from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.data.dataset import WeakDataset
 from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.engine.classifier_training import options_for
-from annocoin.engine.conditional_dataset import Cases
+from annocoin.engine.conditional_dataset import ConditionalDataset
 from annocoin.engine.conditional_training import train_from_seeds
 from annocoin.engine.dataset_stages import make_regions, make_seeds
 from annocoin.engine.presets import conditional_preset
@@ -42,7 +42,7 @@ def made(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ma
 @pytest.mark.parametrize("supervision", ["image", "box"])
 def test_cases(made: dict[str, Made], supervision: str) -> None:
     weak, regions, seeds = made[supervision]
-    cases = Cases(weak, regions, seeds, size=64, best=20)
+    cases = ConditionalDataset(weak, regions, seeds, size=64, best=20)
     assert len(cases) == len(weak) == 8
     assert [case.image_id for case in cases[2:4]] == [weak[2].image_id, weak[3].image_id]
     for case, image in zip(cases, weak, strict=True):
@@ -55,7 +55,7 @@ def test_cases(made: dict[str, Made], supervision: str) -> None:
         if supervision == "box":
             assert len(case.requirements.required) == len(image.annotation)
             assert not case.requirements.further.any()
-    whole = Cases(weak, regions, seeds, size=64, filtered=False)
+    whole = ConditionalDataset(weak, regions, seeds, size=64, filtered=False)
     assert len(whole[0].requirements.regions) >= len(cases[0].requirements.regions)
 
 
@@ -99,13 +99,13 @@ def test_cases_without_regions_or_seeds(made: dict[str, Made]) -> None:
     weak, regions, seeds = made["image"]
     renamed = replace(weak, images=tuple(replace(i, image_id=f"x{i.image_id}") for i in weak))
     with pytest.raises(InputError, match="run `annocoin regions`"):
-        Cases(renamed, regions, seeds, size=64)
+        ConditionalDataset(renamed, regions, seeds, size=64)
 
 
 def test_seeds_of_another_supervision(made: dict[str, Made]) -> None:
     boxes, regions, _ = made["box"]
     _, _, seeds_of_tags = made["image"]
-    cases = Cases(boxes, regions, seeds_of_tags, size=64)
+    cases = ConditionalDataset(boxes, regions, seeds_of_tags, size=64)
     wrong = [i for i in boxes if len(i.annotation) > len(i.annotation.distinct_labels)]
     assert wrong, "a scene with two creatures of a class"
     with pytest.raises(InputError, match="run `annocoin seeds` again"):

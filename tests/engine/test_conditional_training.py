@@ -12,15 +12,15 @@ from torch import Tensor
 from annocoin.conditional.networks import ConditionalArchitecture, ConditionalNetwork
 from annocoin.conditional.requirements import requirements_of
 from annocoin.conditional.scoring import Candidates, ScoringOptions, draw_samples
-from annocoin.engine.conditional_dataset import Case
+from annocoin.engine.conditional_dataset import ConditionalExample
 from annocoin.engine.conditional_training import (
     direct_step,
     features_of,
-    train_against,
+    train_direct_loss,
     train_from_seeds,
 )
 from annocoin.engine.config import ConditionalOptions
-from annocoin.engine.metrics import Noted
+from annocoin.engine.metrics import MemoryLogger
 from annocoin.engine.presets import conditional_preset
 from annocoin.engine.randomness import generator_at
 from annocoin.engine.trainer import Support
@@ -28,9 +28,9 @@ from annocoin.errors import InputError
 from annocoin.objective.task_loss import disagreement_table, total
 from annocoin.seeds.seed_set import Seeds
 from annocoin.types import Annotation
-from engine.worlds import OBJECT, PART, square_case
+from engine.worlds import OBJECT, PART, square_example
 
-CASES = [square_case(number) for number in range(8)]
+CASES = [square_example(number) for number in range(8)]
 QUICK = ConditionalOptions(
     initial_steps=25, steps=15, batch=4, samples=4, initial_rate=3e-3, noise=0.3
 )
@@ -50,7 +50,7 @@ def trained() -> dict[str, Tensor]:
     return net.state_dict()
 
 
-def chosen(net: ConditionalNetwork, case: Case, samples: int = 0) -> Tensor:
+def chosen(net: ConditionalNetwork, case: ConditionalExample, samples: int = 0) -> Tensor:
     candidates = Candidates(case.requirements)
     return draw_samples(net, case.pixels, candidates, samples, generator_at(0)).labels
 
@@ -100,7 +100,7 @@ def test_samples_differ_after_the_noise_has_weights(trained: dict[str, Tensor]) 
 def favouring(region: int) -> Any:
     """Tables of a prediction network that is sure of one region."""
 
-    def table(case: Case) -> Tensor:
+    def table(case: ConditionalExample) -> Tensor:
         costs = torch.full((len(case.requirements.regions), 2), 3.0)
         costs[:, 0] = 0.1
         costs[region] = torch.tensor([3.0, 0.0])
@@ -113,10 +113,10 @@ def test_it_follows_the_prediction_network(trained: dict[str, Tensor]) -> None:
     """A prediction network that insists on the part turns the choice to it."""
     net = network()
     net.load_state_dict(trained)
-    noted = Noted()
+    noted = MemoryLogger()
     options = replace(QUICK, steps=40, rate=3e-3, scoring=ScoringOptions(pairwise="none"))
     before = sum(int(chosen(net.eval(), c)[0, PART] > 0) for c in CASES)
-    train_against(net, CASES, favouring(PART), options, support=Support(log=noted))
+    train_direct_loss(net, CASES, favouring(PART), options, support=Support(log=noted))
     after = sum(int(chosen(net, c)[0, PART] > 0) for c in CASES)
     assert after > before
     first, last = noted.lines[:5], noted.lines[-5:]
@@ -131,15 +131,15 @@ def test_it_follows_the_prediction_network(trained: dict[str, Tensor]) -> None:
         {"gamma": 0.0},
         {"epsilon": 1.0},
         {"scoring": ScoringOptions("U")},
-        {"scoring": ScoringOptions("U+P", pairwise="literal", overlap="later", exhaustive=True)},
+        {"scoring": ScoringOptions("U+P", pairwise="literal", overlap="later", select_all=True)},
     ],
 )
 def test_every_switch_trains(changes: dict[str, Any]) -> None:
     net = network()
     before = net.classify.weight.detach().clone()
     options = replace(QUICK, steps=2, batch=2, **changes)
-    noted = Noted()
-    train_against(net, CASES, favouring(OBJECT), options, support=Support(log=noted))
+    noted = MemoryLogger()
+    train_direct_loss(net, CASES, favouring(OBJECT), options, support=Support(log=noted))
     assert all(torch.tensor(list(f.values())).isfinite().all() for f in noted.lines)
     assert not torch.equal(net.classify.weight, before)
     if changes.get("pointwise"):
@@ -195,11 +195,11 @@ def test_rounds_see_other_images_in_another_order() -> None:
     for name in ("round 1", "round 2"):
         asked = seen.setdefault(name, [])
 
-        def table(case: Case, asked: list[object] = asked) -> Tensor:
+        def table(case: ConditionalExample, asked: list[object] = asked) -> Tensor:
             asked.append(case.image_id)
             return favouring(OBJECT)(case)
 
-        train_against(network(), CASES, table, replace(QUICK, steps=1, batch=8), name=name)
+        train_direct_loss(network(), CASES, table, replace(QUICK, steps=1, batch=8), name=name)
     assert set(seen["round 1"]) == set(seen["round 2"]) == set(range(8))
     assert seen["round 1"] != seen["round 2"]
 
@@ -212,21 +212,21 @@ def test_an_image_without_a_mark() -> None:
         torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2, 2), torch.zeros(0, 2, 2),
     )  # fmt: skip
     for left in (regions, regions[[]]):
-        empty = Case("none", CASES[0].pixels, requirements_of(said, left), none)
+        empty = ConditionalExample("none", CASES[0].pixels, requirements_of(said, left), none)
         samples = draw_samples(network().eval(), empty.pixels, empty.candidates(), 3)
         assert len(samples.consensus()) == 0
         assert samples.diversity == 0
         net = network()
         train_from_seeds(net, [empty], replace(QUICK, initial_steps=1, batch=1))
         table = torch.zeros(len(left), 1)
-        train_against(net, [empty], lambda _, t=table: t, replace(QUICK, steps=1, batch=1))
+        train_direct_loss(net, [empty], lambda _, t=table: t, replace(QUICK, steps=1, batch=1))
 
 
 def test_a_bad_table_is_named() -> None:
     with pytest.raises(InputError, match=r"step 1, image \d+: a loss table of shape \(2, 2\)"):
-        train_against(network(), CASES, lambda _: torch.zeros(2, 2), QUICK)
+        train_direct_loss(network(), CASES, lambda _: torch.zeros(2, 2), QUICK)
     with pytest.raises(InputError, match="finite"):
-        train_against(network(), CASES, lambda c: favouring(0)(c) * torch.nan, QUICK)
+        train_direct_loss(network(), CASES, lambda c: favouring(0)(c) * torch.nan, QUICK)
 
 
 def test_mirrored_cases() -> None:
@@ -286,7 +286,7 @@ def test_presets() -> None:
     options = replace(literal.learning, initial_steps=1, steps=1, batch=1, samples=2)
     net = ConditionalNetwork(replace(literal.architecture, trunk="tiny"))
     train_from_seeds(net, CASES, options)
-    train_against(net, CASES, favouring(OBJECT), options)
+    train_direct_loss(net, CASES, favouring(OBJECT), options)
 
 
 @pytest.mark.parametrize(
@@ -302,11 +302,11 @@ def test_what_the_prediction_network_thinks_counts_as_far_as_it_is_trusted() -> 
     case = CASES[0]
     table = favouring(PART)(case)
     unary = torch.zeros(1, len(case.requirements.regions), 2)
-    for trust in (0.0, 0.5, 2.0):
-        options = ScoringOptions("U", prior=0.0, trust=trust)
+    for prediction_weight in (0.0, 0.5, 2.0):
+        options = ScoringOptions("U", prior=0.0, prediction_weight=prediction_weight)
         asked = Candidates(case.requirements, options, seeds=case.seeds, table=table)
         scores = asked.scores(unary)
-        thought = trust * (table[:, 0] - table[:, 1])
+        thought = prediction_weight * (table[:, 0] - table[:, 1])
         assert torch.allclose(scores[0, :, 1] - scores[0, :, 0], thought)
     both = Candidates(case.requirements, ScoringOptions("U"), seeds=case.seeds, table=table)
     seeds = Candidates(case.requirements, ScoringOptions("U"), seeds=case.seeds)
@@ -314,20 +314,24 @@ def test_what_the_prediction_network_thinks_counts_as_far_as_it_is_trusted() -> 
     assert torch.allclose(gained[0, :, 1:], table[:, :1] - table[:, 1:])
     with pytest.raises(InputError, match="loss table of shape"):
         Candidates(case.requirements, table=table[1:])
-    with pytest.raises(InputError, match="trust"):
-        ScoringOptions(trust=-1)
-    with pytest.raises(InputError, match="doubt"):
-        ScoringOptions(doubt=1.5)
+    with pytest.raises(InputError, match="prediction_weight"):
+        ScoringOptions(prediction_weight=-1)
+    with pytest.raises(InputError, match="prediction_weight_spread"):
+        ScoringOptions(prediction_weight_spread=1.5)
 
 
 @pytest.mark.parametrize(
-    ("doubt", "shares"),
+    ("prediction_weight_spread", "shares"),
     [(0.0, [1, 1, 1, 1, 1]), (1.0, [1, 0.25, 0.75, 1.25, 1.75]), (0.4, [1, 0.7, 0.9, 1.1, 1.3])],
 )
-def test_samples_differ_in_how_far_they_trust(doubt: float, shares: list[float]) -> None:
+def test_samples_differ_in_how_far_they_trust(
+    prediction_weight_spread: float, shares: list[float]
+) -> None:
     case = CASES[0]
     table = favouring(PART)(case)
-    options = ScoringOptions("U", prior=0.0, trust=2.0, doubt=doubt)
+    options = ScoringOptions(
+        "U", prior=0.0, prediction_weight=2.0, prediction_weight_spread=prediction_weight_spread
+    )
     asked = Candidates(case.requirements, options, table=table)
     scores = asked.scores(torch.zeros(5, len(case.requirements.regions), 2))
     thought = 2 * (table[:, 0] - table[:, 1])
@@ -341,7 +345,7 @@ def test_the_first_sample_has_no_noise_where_there_is_doubt() -> None:
     drawn = draw_samples(net, case.pixels, Candidates(case.requirements), 4, generator_at(0))
     assert torch.allclose(drawn.margins[0], plain.margins[0], atol=1e-5)
     assert not torch.equal(drawn.margins[1], plain.margins[0])
-    options = ScoringOptions(doubt=0.0)
+    options = ScoringOptions(prediction_weight_spread=0.0)
     noisy = draw_samples(
         net, case.pixels, Candidates(case.requirements, options), 4, generator_at(0)
     )

@@ -11,13 +11,13 @@ import pytest
 from annocoin.engine.config import (
     FROM_CLASSIFIER,
     Config,
-    changed,
     check_weights,
+    override,
     read_config,
     with_classifier,
     with_weights,
 )
-from annocoin.engine.presets import PRESETS, configured, run_preset
+from annocoin.engine.presets import PRESETS, configured, preset
 from annocoin.errors import InputError
 
 CLASSES = ("cat", "dog")
@@ -25,7 +25,7 @@ CLASSES = ("cat", "dog")
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_a_preset_survives_json(name: str, tmp_path: Path) -> None:
-    config = run_preset(name, CLASSES)
+    config = preset(name, CLASSES)
     (tmp_path / "c.json").write_text(json.dumps(config.to_json()))
     assert read_config(tmp_path / "c.json") == config
     assert config.classes == CLASSES
@@ -34,7 +34,7 @@ def test_a_preset_survives_json(name: str, tmp_path: Path) -> None:
 
 def test_the_papers_presets_have_the_papers_numbers() -> None:
     for name, backbone in (("voc-r50", "resnet50"), ("voc-r101", "resnet101")):
-        config = run_preset(name, CLASSES)
+        config = preset(name, CLASSES)
         learning = config.conditional.learning
         assert (config.rounds, learning.samples) == (4, 10)
         assert (learning.gamma, abs(learning.epsilon)) == (0.5, 1)
@@ -60,7 +60,7 @@ def test_the_papers_presets_have_the_papers_numbers() -> None:
     ],
 )
 def test_values_at_dotted_names(name: str, text: str, value: object) -> None:
-    config = changed(run_preset("synthetic", CLASSES), {name: text})
+    config = override(preset("synthetic", CLASSES), {name: text})
     found: object = config
     for part in name.split("."):
         found = getattr(found, part)
@@ -88,7 +88,7 @@ def test_values_at_dotted_names(name: str, text: str, value: object) -> None:
 )
 def test_bad_values_are_one_line(name: str, text: str, words: str) -> None:
     with pytest.raises(InputError, match=words.replace("+", r"\+")):
-        changed(run_preset("synthetic", CLASSES), {name: text})
+        override(preset("synthetic", CLASSES), {name: text})
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -101,35 +101,35 @@ def test_options_that_must_agree_change_together(turned: bool) -> None:
         "prediction.architecture.longest": "2000",
     }
     names = reversed(said) if turned else said
-    config = changed(run_preset("voc-cpu", CLASSES), {name: said[name] for name in names})
+    config = override(preset("voc-cpu", CLASSES), {name: said[name] for name in names})
     assert config.conditional.weights == FROM_CLASSIFIER
     assert config.prediction.architecture.backbone == config.classifier.backbone == "resnet50"
     assert config.prediction.architecture.longest == 2000
     with pytest.raises(InputError, match=r"prediction\.weights classifier"):
-        changed(run_preset("voc-cpu", CLASSES), {"prediction.architecture.backbone": "resnet50"})
+        override(preset("voc-cpu", CLASSES), {"prediction.architecture.backbone": "resnet50"})
 
 
 @pytest.mark.parametrize(
     "name", ["classifier.backbone_weights", "conditional.weights", "prediction.weights"]
 )
 def test_weights_that_are_not_there_are_missed_at_once(name: str, tmp_path: Path) -> None:
-    config = run_preset("voc-r50", CLASSES)
+    config = preset("voc-r50", CLASSES)
     check_weights(config)
     (tmp_path / "w.pth").touch()
-    check_weights(changed(config, {name: str(tmp_path / "w.pth")}))
+    check_weights(override(config, {name: str(tmp_path / "w.pth")}))
     with pytest.raises(InputError, match=f"{name} nowhere.pth: no such file"):
-        check_weights(changed(config, {name: "nowhere.pth"}))
+        check_weights(override(config, {name: "nowhere.pth"}))
 
 
 def test_the_runs_seed_is_every_stages() -> None:
-    config = dataclasses.replace(run_preset("synthetic", CLASSES), seed=5).seeded()
+    config = dataclasses.replace(preset("synthetic", CLASSES), seed=5).seeded()
     assert config.classifier.seed == 5
     assert config.conditional.learning.seed == 5
     assert config.prediction.learning.seed == 5
 
 
 def test_without_rounds_the_steps_are_the_same() -> None:
-    config = run_preset("synthetic", CLASSES)
+    config = preset("synthetic", CLASSES)
     alone = config.without_rounds()
     assert alone.rounds == 0
     assert alone.prediction_steps == config.prediction_steps
@@ -138,7 +138,7 @@ def test_without_rounds_the_steps_are_the_same() -> None:
 
 
 def test_the_literal_preset_is_the_papers_words() -> None:
-    ours, literal = run_preset("voc-r50", CLASSES), run_preset("voc-r50-literal", CLASSES)
+    ours, literal = preset("voc-r50", CLASSES), preset("voc-r50-literal", CLASSES)
     assert literal.conditional.architecture.trunk == "unet"
     learning = literal.conditional.learning
     assert (learning.epsilon, learning.gamma, learning.samples) == (1, 0.5, 10)
@@ -164,7 +164,7 @@ def test_weights_are_those_of_the_backbones_that_changes_say(tmp_path: Path) -> 
 def test_weights_are_found_by_their_names(tmp_path: Path) -> None:
     for name in ("resnet50-stride1x1.pth", "mobilenet_v2-b0.pth", "notes.txt"):
         (tmp_path / name).write_bytes(b"")
-    config = with_weights(run_preset("voc-cpu-r50", CLASSES), tmp_path)
+    config = with_weights(preset("voc-cpu-r50", CLASSES), tmp_path)
     assert config.classifier.backbone_weights == str(tmp_path / "resnet50-stride1x1.pth")
     assert config.classifier.stride_in_1x1
     assert config.conditional.weights == str(tmp_path / "mobilenet_v2-b0.pth")
@@ -176,7 +176,7 @@ def test_weights_are_found_by_their_names(tmp_path: Path) -> None:
 
 def test_the_small_preset_starts_both_networks_from_its_classifier(tmp_path: Path) -> None:
     (tmp_path / "mobilenet_v2-b0.pth").touch()
-    config = with_weights(run_preset("voc-cpu", CLASSES), tmp_path)
+    config = with_weights(preset("voc-cpu", CLASSES), tmp_path)
     assert config.classifier.backbone_weights == str(tmp_path / "mobilenet_v2-b0.pth")
     assert config.conditional.weights == config.prediction.weights == FROM_CLASSIFIER
 
@@ -189,17 +189,17 @@ def test_other_files_are_no_configuration(tmp_path: Path) -> None:
 
 
 def test_every_preset_is_a_plain_config() -> None:
-    assert all(isinstance(run_preset(name, CLASSES), Config) for name in PRESETS)
+    assert all(isinstance(preset(name, CLASSES), Config) for name in PRESETS)
     with pytest.raises(InputError, match="expected one of synthetic"):
-        run_preset("magic", CLASSES)
+        preset("magic", CLASSES)
 
 
 def test_networks_that_start_from_the_classifier_have_its_backbone(tmp_path: Path) -> None:
-    config = run_preset("voc-cpu-r50", CLASSES)
+    config = preset("voc-cpu-r50", CLASSES)
     assert config.prediction.weights == FROM_CLASSIFIER
     assert config.from_classifier
     with pytest.raises(InputError, match=r"resnet50.*resnet101.*expected the same"):
-        changed(config, {"prediction.architecture.backbone": "resnet101"})
+        override(config, {"prediction.architecture.backbone": "resnet101"})
     older = with_classifier(config, "resnet50", stride_in_1x1=True)
     assert older.prediction.architecture.stride_in_1x1
     assert older.classifier.stride_in_1x1
@@ -213,9 +213,9 @@ def test_networks_that_start_from_the_classifier_have_its_backbone(tmp_path: Pat
 
 
 def test_the_conditional_network_may_start_from_the_classifier_too() -> None:
-    config = changed(
-        run_preset("voc-cpu-r50", CLASSES), {"conditional.architecture.trunk": "unet-resnet50"}
+    config = override(
+        preset("voc-cpu-r50", CLASSES), {"conditional.architecture.trunk": "unet-resnet50"}
     )
-    config = changed(config, {"conditional.weights": "classifier", "prediction.weights": "none"})
+    config = override(config, {"conditional.weights": "classifier", "prediction.weights": "none"})
     assert config.from_classifier
     assert not dataclasses.replace(config, rounds=0).from_classifier

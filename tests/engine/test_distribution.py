@@ -9,28 +9,33 @@ from typing import Any
 
 import pytest
 
-from annocoin.engine.distribution import MANAGED, Party, alone, gather, workers
+from annocoin.engine.distribution import (
+    MANAGED,
+    ProcessGroup,
+    init_distributed,
+    workers,
+)
 from annocoin.engine.parallel import cores
 from annocoin.errors import InputError
 from processes import is_running, within
 
 STARTER = """
 import subprocess, sys
-waiting = "import os; from annocoin.distribution import _end_with_first as end; end(os.getppid())"
+waiting = "import os; from annocoin.engine.distribution import _end_with_first as end; end(os.getppid())"
 print(subprocess.Popen([sys.executable, "-c", waiting]).pid, flush=True)
 sys.stdin.readline()
 """
 
 
 def test_a_party_of_one_has_everything() -> None:
-    party = alone()
-    assert party.is_first
-    assert list(party.share(range(5))) == [0, 1, 2, 3, 4]
-    assert party.mean({"a": 2.0}) == {"a": 2.0}
-    party.wait()
-    party.heed(None)
+    group = single_process()
+    assert group.is_main
+    assert list(group.shard(range(5))) == [0, 1, 2, 3, 4]
+    assert group.all_reduce_mean({"a": 2.0}) == {"a": 2.0}
+    group.barrier()
+    group.raise_on_all_ranks(None)
     with pytest.raises(InputError, match="run: is taken"):
-        party.heed("run: is taken")
+        group.raise_on_all_ranks("run: is taken")
 
 
 class Fabric:
@@ -42,7 +47,7 @@ class Fabric:
 
 @pytest.mark.parametrize(("items", "count"), [(7, 2), (2, 3), (0, 2), (8, 4)])
 def test_shares_together_are_everything_each_once(items: int, count: int) -> None:
-    shares = [Party(Fabric(r, count)).share(range(items)) for r in range(count)]  # type: ignore[arg-type]
+    shares = [ProcessGroup(Fabric(r, count)).share(range(items)) for r in range(count)]  # type: ignore[arg-type]
     assert sorted(own for share in shares for own in share) == list(range(items))
     sizes = [len(share) for share in shares]
     assert max(sizes) - min(sizes) <= 1
@@ -52,15 +57,15 @@ def test_machines_must_know_one_another(monkeypatch: pytest.MonkeyPatch) -> None
     for name in (*MANAGED, "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InputError, match="set NODE_RANK and MASTER_ADDR"):
-        gather(nodes=2)
+        init_distributed(nodes=2)
     monkeypatch.setenv("NODE_RANK", "1")
     with pytest.raises(InputError, match="set MASTER_ADDR on"):
-        gather(nodes=2)
+        init_distributed(nodes=2)
 
 
 def test_workers_are_as_many_as_asked_but_one_on_a_gpu() -> None:
-    assert workers(None) == workers(None, alone()) == cores()
-    assert workers(3) == workers(3, alone()) == 3
+    assert workers(None) == workers(None, single_process()) == cores()
+    assert workers(3) == workers(3, single_process()) == 3
     assert workers(None, device="cuda:1") == workers(5, device="cuda:1") == 1
     with pytest.raises(InputError, match="at least 1"):
         workers(0)
@@ -78,7 +83,7 @@ def test_workers_are_as_many_as_asked_but_one_on_a_gpu() -> None:
 )
 def test_what_cannot_be_gathered_is_one_line(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        gather(**asked)
+        init_distributed(**asked)
 
 
 def test_a_process_ends_with_the_one_that_started_it() -> None:

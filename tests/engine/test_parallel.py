@@ -17,7 +17,7 @@ from processes import interruptible, is_running, within
 LONG = """
 import os, sys, time
 from annocoin.errors import Problems
-from annocoin.parallel import work_through
+from annocoin.engine.parallel import work_through
 
 class Sleeper:
     def __call__(self, place):

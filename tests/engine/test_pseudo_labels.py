@@ -19,7 +19,7 @@ from annocoin.engine.pseudo_labels import (
 )
 from annocoin.errors import InputError
 from annocoin.regions.region_set import RegionSet
-from annocoin.types import Annotation, Instances, Mark
+from annocoin.types import Annotation, Instances, WeakLabel
 
 REGIONS = RegionSet.of(
     np.arange(12).reshape(3, 4), np.eye(12, dtype=int)[:4] + np.eye(12, k=4, dtype=int)[:4]
@@ -27,19 +27,19 @@ REGIONS = RegionSet.of(
 """Four regions of two superpixels, each a pixel wide and two high, side by side."""
 
 
-def samples(*rows: dict[int, int], met: list[list[int]], marks: tuple[int, ...]) -> Samples:
+def samples(*rows: dict[int, int], met: list[list[int]], weak_labels: tuple[int, ...]) -> Samples:
     """Labellings that give regions labels, {region: label}."""
     labels = torch.zeros(len(rows), 4, dtype=torch.int64)
     for row, own in zip(labels, rows, strict=True):
         for region, label in own.items():
             row[region] = label
     margins = (labels > 0).float() * torch.arange(1, 5)
-    return Samples(REGIONS, labels, margins, torch.tensor(met), marks)
+    return Samples(REGIONS, labels, margins, torch.tensor(met), weak_labels)
 
 
 def test_different_instances_once_and_who_has_them() -> None:
-    drawn = samples({0: 1, 2: 2}, {0: 1}, {0: 1, 2: 2}, met=[[0], [0], [0]], marks=(0,))
-    labels = PseudoLabels.of_samples(drawn, Annotation((3, 4), (Mark(1), Mark(2))))
+    drawn = samples({0: 1, 2: 2}, {0: 1}, {0: 1, 2: 2}, met=[[0], [0], [0]], weak_labels=(0,))
+    labels = PseudoLabels.of_samples(drawn, Annotation((3, 4), (WeakLabel(1), WeakLabel(2))))
     assert labels.instances.labels.tolist() == [1, 2]
     assert labels.members.tolist() == [[True, True], [True, False], [True, True]]
     assert labels.consensus in (0, 2)
@@ -55,8 +55,10 @@ def test_different_instances_once_and_who_has_them() -> None:
 
 def test_annotated_boxes_are_the_boxes() -> None:
     """Two samples meet the box by different regions; a crowd's box is nobody's."""
-    said = Annotation((3, 4), (Mark(1, box=(0, 0, 2.5, 3)), Mark(2, box=(0, 0, 4, 3), crowd=True)))
-    drawn = samples({0: 1, 3: 2}, {1: 1, 3: 2}, met=[[0, 3], [1, 3]], marks=(0, 1))
+    said = Annotation(
+        (3, 4), (WeakLabel(1, box=(0, 0, 2.5, 3)), WeakLabel(2, box=(0, 0, 4, 3), crowd=True))
+    )
+    drawn = samples({0: 1, 3: 2}, {1: 1, 3: 2}, met=[[0, 3], [1, 3]], weak_labels=(0, 1))
     labels = PseudoLabels.of_samples(drawn, said)
     boxes = {
         int(j): b.tolist()
@@ -67,7 +69,7 @@ def test_annotated_boxes_are_the_boxes() -> None:
 
 
 def test_no_instances_at_all() -> None:
-    drawn = samples({}, {}, met=[[], []], marks=())
+    drawn = samples({}, {}, met=[[], []], weak_labels=())
     labels = PseudoLabels.of_samples(drawn, Annotation((3, 4)))
     assert len(labels.agreed()) == 0
     soft = labels.soft_targets()
@@ -76,8 +78,8 @@ def test_no_instances_at_all() -> None:
 
 
 def test_a_file_gives_back_the_same(tmp_path: Path) -> None:
-    drawn = samples({0: 1, 2: 2}, {0: 1, 3: 2}, met=[[0], [0]], marks=(0,))
-    said = Annotation((3, 4), (Mark(1), Mark(2)))
+    drawn = samples({0: 1, 2: 2}, {0: 1, 3: 2}, met=[[0], [0]], weak_labels=(0,))
+    said = Annotation((3, 4), (WeakLabel(1), WeakLabel(2)))
     none = Instances(size=(3, 4), masks=[], labels=[])
     for labels in (PseudoLabels.of_samples(drawn, said), PseudoLabels.certain(none)):
         out = tmp_path / f"{len(labels.instances)}"

@@ -23,7 +23,7 @@ def test_places_are_told_apart() -> None:
 
 
 def test_another_process_draws_the_same() -> None:
-    program = "from annocoin.randomness import seed_of; print(seed_of(7, 'x', 'image.jpg'))"
+    program = "from annocoin.engine.randomness import seed_of; print(seed_of(7, 'x', 'image.jpg'))"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert int(answer.stdout) == seed_of(7, "x", "image.jpg")
 

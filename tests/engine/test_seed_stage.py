@@ -36,7 +36,7 @@ from annocoin.seeds.classifier import (
 )
 from annocoin.seeds.seed_set import SeedFolder
 from annocoin.seeds.seeder import Seeder, SeedOptions
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 from pictures import picture
 
 Run = Callable[..., Any]
@@ -66,7 +66,7 @@ def same(first: SeedFolder, second: SeedFolder) -> bool:
     return set(first) == set(second) and all(
         torch.equal(getattr(first[i], name), getattr(second[i], name))
         for i in first
-        for name in ("labels", "points", "scores", "marks", "responses", "maps")
+        for name in ("labels", "points", "scores", "weak_labels", "responses", "maps")
     )
 
 
@@ -145,11 +145,13 @@ def test_other_supervision(
     labels = first_labels(weak, RegionFolder(regions), folder, jobs=1)
     for image in weak:
         seeds = folder[image.image_id]
-        assert sorted(seeds.marks.tolist()) == list(range(len(image.annotation)))
+        assert sorted(seeds.annotation_index.tolist()) == list(range(len(image.annotation)))
         assert len(labels[image.image_id]) == len(image.annotation)
         assert torch.allclose(seeds.responses.sum(dim=(1, 2)), torch.ones(len(seeds)))
-        for mark, (x, y) in zip(seeds.marks.tolist(), seeds.points.tolist(), strict=True):
-            box = image.annotation[mark].box
+        for weak_label, (x, y) in zip(
+            seeds.annotation_index.tolist(), seeds.points.tolist(), strict=True
+        ):
+            box = image.annotation[weak_label].box
             assert box is None or (box[0] <= x <= box[2] and box[1] <= y <= box[3])
 
 
@@ -190,8 +192,8 @@ def test_a_changed_annotation_has_new_seeds(
     stamps = {i: path.stat().st_mtime_ns for i, path in made.files.items()}
     image = max(weak, key=lambda image: len(image.annotation))
     fewer = replace(image, annotation=image.annotation[1:])
-    changed = replace(weak, images=tuple(fewer if i is image else i for i in weak))
-    again = make_seeds(changed, folder, out, classifier=classifier, jobs=1)
+    override = replace(weak, images=tuple(fewer if i is image else i for i in weak))
+    again = make_seeds(override, folder, out, classifier=classifier, jobs=1)
     new = [i for i, path in again.files.items() if path.stat().st_mtime_ns != stamps[i]]
     assert new == [image.image_id]
     assert len(again[image.image_id]) == len(image.annotation) - 1
@@ -204,8 +206,10 @@ def test_numbers_are_good_names_for_images(
     assert annocoin("convert", scenes, tmp_path / "c.json", "--to", "coco").code == 0
     content = json.loads((tmp_path / "c.json").read_text())
     for number, image in enumerate(content["images"]):
-        for mark in content["annotations"]:
-            mark["image_id"] = number if mark["image_id"] == image["id"] else mark["image_id"]
+        for weak_label in content["annotations"]:
+            weak_label["image_id"] = (
+                number if weak_label["image_id"] == image["id"] else weak_label["image_id"]
+            )
         image["id"] = number
     (tmp_path / "c.json").write_text(json.dumps(content))
     images = scenes / "JPEGImages"
@@ -280,19 +284,19 @@ def test_images_of_any_shape(classifier: Path) -> None:
     seed = Seeder(read_classifier(classifier))
     for height, width in ((1, 1), (3, 500), (700, 20), (64, 64)):
         image = np.full((height, width, 3), 127, np.uint8)
-        seeds = seed(image, Annotation((height, width), (Mark(1), Mark(3))))
+        seeds = seed(image, Annotation((height, width), (WeakLabel(1), WeakLabel(3))))
         assert {1, 3} == set(seeds.labels.tolist())
         assert torch.allclose(seeds.responses.sum(dim=(1, 2)), torch.ones(len(seeds)))
     with pytest.raises(InputError, match="class 9; the classifier has 6"):
-        seed(np.zeros((8, 8, 3), np.uint8), Annotation((8, 8), (Mark(9),)))
+        seed(np.zeros((8, 8, 3), np.uint8), Annotation((8, 8), (WeakLabel(9),)))
 
 
 def test_a_mask_given_as_label_is_its_own_seed(classifier: Path) -> None:
     mask = np.zeros((1, 40, 40), np.uint8)
     mask[0, 5:12, 20:33] = 1
-    mark = Mark(2, mask=masks.encode(mask)[0])
+    weak_label = WeakLabel(2, mask=masks.encode(mask)[0])
     seeds = Seeder(read_classifier(classifier))(
-        np.zeros((40, 40, 3), np.uint8), Annotation((40, 40), (mark,))
+        np.zeros((40, 40, 3), np.uint8), Annotation((40, 40), (weak_label,))
     )
     x, y = seeds.points[0].long().tolist()
     assert mask[0, y, x]

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from annocoin.engine.distribution import Party, alone
-from annocoin.engine.metrics import Metrics, Noted
+from annocoin.engine.distribution import ProcessGroup, single_process
+from annocoin.engine.metrics import MemoryLogger, Metrics
 from annocoin.engine.trainer import (
     MOMENTUM,
     Batch,
-    Keeper,
+    Checkpointer,
     OptimizerName,
     Support,
+    batch_indices,
     learn,
     order,
-    places_at,
     rate_share,
 )
 from annocoin.errors import InputError
@@ -39,7 +39,7 @@ class Line(nn.Module):
         return {"near": apart, "far": apart * 0.5}, {"seen": float(len(numbers))}
 
 
-def batch_at(step: int, party: Party) -> Batch:
+def batch_at(step: int, group: ProcessGroup) -> Batch:
     return Batch((f"image {step}",), (torch.tensor([1.0, 3.0 + step % 2]),))
 
 
@@ -54,7 +54,7 @@ def train(
 
 
 def test_it_learns_and_notes_every_step() -> None:
-    net, noted = Line(), Noted()
+    net, noted = Line(), MemoryLogger()
     train(net, 60, log=noted)
     assert 1 < net.weight.item() < 3
     assert [line["step"] for line in noted.lines] == list(range(1, 61))
@@ -65,7 +65,7 @@ def test_it_learns_and_notes_every_step() -> None:
 
 
 def test_sgd_has_momentum() -> None:
-    net, noted = Line(), Noted()
+    net, noted = Line(), MemoryLogger()
     train(net, 3, "sgd", log=noted)
     at, speed = 0.0, 0.0
     for step in range(3):
@@ -81,7 +81,7 @@ def test_sgd_has_momentum() -> None:
 def test_interrupted_anywhere_it_ends_the_same(
     tmp_path: Path, cut: int, optimizer_name: OptimizerName
 ) -> None:
-    straight, noted = Line(), Noted()
+    straight, noted = Line(), MemoryLogger()
     train(straight, optimizer_name=optimizer_name, log=noted)
 
     class Stop(Exception):
@@ -95,12 +95,12 @@ def test_interrupted_anywhere_it_ends_the_same(
 
     with pytest.raises(Stop):
         train(
-            Line(), optimizer_name=optimizer_name, keeper=Keeper(tmp_path / "c.pt", 0),
+            Line(), optimizer_name=optimizer_name, keeper=Checkpointer(tmp_path / "c.pt", 0),
             log=Failing(tmp_path / "m.jsonl"),
         )  # fmt: skip
     again = Line()
     train(
-        again, optimizer_name=optimizer_name, keeper=Keeper(tmp_path / "c.pt", 0),
+        again, optimizer_name=optimizer_name, keeper=Checkpointer(tmp_path / "c.pt", 0),
         log=Metrics(tmp_path / "m.jsonl"),
     )  # fmt: skip
     assert torch.equal(again.weight, straight.weight)
@@ -121,14 +121,14 @@ def test_a_line_cut_in_the_middle_is_forgotten(tmp_path: Path) -> None:
 def test_a_checkpoint_of_something_else_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "c.pt").write_bytes(b"not a checkpoint")
     with pytest.raises(InputError, match="delete it"):
-        train(Line(), keeper=Keeper(tmp_path / "c.pt", 0))
+        train(Line(), keeper=Checkpointer(tmp_path / "c.pt", 0))
     torch.save({"net": {}, "optimizer": {}, "step": 1}, tmp_path / "c.pt")
     with pytest.raises(InputError, match="delete it"):
-        train(Line(), keeper=Keeper(tmp_path / "c.pt", 0))
+        train(Line(), keeper=Checkpointer(tmp_path / "c.pt", 0))
 
 
 def test_a_loss_that_is_no_number_stops_with_all_there_is_to_know() -> None:
-    def bad(step: int, party: Party) -> Batch:
+    def bad(step: int, group: ProcessGroup) -> Batch:
         return Batch(("cat.jpg",), (torch.tensor([math.inf if step == 2 else 1.0]),))
 
     net = Line()
@@ -140,21 +140,21 @@ def test_a_loss_that_is_no_number_stops_with_all_there_is_to_know() -> None:
 
 
 def test_what_happens_to_another_process_stops_all() -> None:
-    class OfTwo(Party):
+    class OfTwo(ProcessGroup):
         def mean(self, values: dict[str, float]) -> dict[str, float]:
             return {**values, "loss": math.nan}
 
     net = Line()
     with pytest.raises(InputError, match="loss of another process is not finite at step 1"):
-        train(net, party=OfTwo(alone().fabric))
+        train(net, group=OfTwo(single_process().fabric))
     assert net.weight.item() == 0, "no step is made with it"
 
 
 def test_gradients_are_clipped() -> None:
-    def far(step: int, party: Party) -> Batch:
+    def far(step: int, group: ProcessGroup) -> Batch:
         return Batch(("a",), (torch.tensor([1e6]),))
 
-    noted = Noted()
+    noted = MemoryLogger()
     net = Line()
     learn(
         net, [{"params": [net.weight], "lr": 0.1}], far,
@@ -183,8 +183,8 @@ class Two:
 def test_processes_together_see_what_one_with_their_batches_sees(batch: int, count: int) -> None:
     seen: list[int] = []
     for step in range(7):
-        one = places_at(step, 2 * batch, count, Two(0, 1), 0, "x")  # type: ignore[arg-type]
-        two = [places_at(step, batch, count, Two(rank, 2), 0, "x") for rank in range(2)]  # type: ignore[arg-type]
+        one = batch_indices(step, 2 * batch, count, Two(0, 1), 0, "x")  # type: ignore[arg-type]
+        two = [batch_indices(step, batch, count, Two(rank, 2), 0, "x") for rank in range(2)]  # type: ignore[arg-type]
         assert two[0] + two[1] == one
         seen += one
     for epoch in range(len(seen) // count):

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from annocoin.conditional.requirements import requirements_of
-from annocoin.engine.conditional_dataset import Case
+from annocoin.engine.conditional_dataset import ConditionalExample
 from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.seed_set import Seeds
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 
 CELL, CELLS = 8, 8
 COLOURS = {1: (0.9, 0.1, 0.1), 2: (0.1, 0.2, 0.9)}
@@ -17,7 +17,7 @@ OBJECT, PART = 0, 1
 """Where the true region and the part with the peak are among the regions."""
 
 
-def square_case(number: int) -> Case:
+def square_example(number: int) -> ConditionalExample:
     """A square of its class's colour on grey; its first region is the square, its next a part.
 
     The other regions are unions of random cells around it.
@@ -57,10 +57,12 @@ def square_case(number: int) -> Case:
         labels=torch.tensor([label]),
         points=point,
         scores=torch.ones(1),
-        marks=torch.tensor([0]),
+        annotation_index=torch.tensor([0]),
         responses=response,
         maps=torch.from_numpy(np.where(inside, 2.0, -2.0)).float()[None],
     )
-    said = Annotation((side, side), (Mark(label),))
+    said = Annotation((side, side), (WeakLabel(label),))
     requirements = requirements_of(said, regions, seeds=seeds)
-    return Case(number, torch.from_numpy(pixels).float().clamp(0, 1), requirements, seeds)
+    return ConditionalExample(
+        number, torch.from_numpy(pixels).float().clamp(0, 1), requirements, seeds
+    )

@@ -16,7 +16,7 @@ from annocoin import masks
 from annocoin.data.dataset import EvaluationDataset, LabelledImage, LabelledImages
 from annocoin.errors import InputError
 from annocoin.evaluation.evaluator import Evaluator, evaluate
-from annocoin.types import Annotation, Instances, Mark
+from annocoin.types import Annotation, Instances, WeakLabel
 
 SIZE = (12, 12)
 CLASSES = ("a", "b", "c")
@@ -55,9 +55,11 @@ def random_world(seed: int, *, crowds: bool = False, images: int = 6) -> World:
 def as_ours(world: World) -> tuple[dict[int | str, Instances], EvaluationDataset]:
     images, predictions = [], {}
     for number, (truths, found) in enumerate(world):
-        marks = tuple(Mark(j, mask=masks.encode(m[None])[0], crowd=c) for j, m, c in truths)
+        weak_labels = tuple(
+            WeakLabel(j, mask=masks.encode(m[None])[0], crowd=c) for j, m, c in truths
+        )
         name = f"{number:03d}"
-        images.append(LabelledImage(name, f"{name}.jpg", None, Annotation(SIZE, marks)))
+        images.append(LabelledImage(name, f"{name}.jpg", None, Annotation(SIZE, weak_labels)))
         if found:
             predictions[name] = Instances(
                 size=SIZE,
@@ -211,7 +213,7 @@ def test_only_sds_wants_more_than_the_threshold() -> None:
 
 def test_bbtp_takes_classes_from_the_object_list() -> None:
     mask = masks.encode(np.ones((1, *SIZE)))[0]
-    image = LabelledImage("i", "i.jpg", None, Annotation(SIZE, (Mark(1, mask=mask),)), (2,))
+    image = LabelledImage("i", "i.jpg", None, Annotation(SIZE, (WeakLabel(1, mask=mask),)), (2,))
     dataset = EvaluationDataset(LabelledImages.of(CLASSES, [image]))
     found: dict[int | str, Instances] = {"i": Instances(size=SIZE, masks=[mask], labels=[2])}
     assert evaluate(found, dataset, protocol="bbtp").mean[0.5] == 1.0

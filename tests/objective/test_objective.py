@@ -21,12 +21,12 @@ from annocoin.objective.diversity import (
 )
 from annocoin.objective.task_loss import (
     CLAMP,
-    EVEN_CLAMP,
+    LOG_ODDS_CLAMP,
     PRESENT,
     SHAPE,
-    conditioned_loss_table,
+    annotation_loss_table,
+    clamp_log_odds,
     disagreement_table,
-    evened,
     prediction_loss_table,
 )
 
@@ -249,7 +249,7 @@ def test_the_conditioned_table_by_hand() -> None:
     """Two regions, classes 1 of 3 and 2 of 3 named; the third class's share goes to those."""
     chance = torch.tensor([[0.5, 0.3, 0.1], [0.9, 0.01, 0.04]])  # the rest is the third class
     masks = torch.tensor([[0.2, 0.7], [0.5, 0.5]])
-    table = conditioned_loss_table(chance.log(), masks, clamp=100.0, present=-100.0)
+    table = annotation_loss_table(chance.log(), masks, clamp=100.0, present=-100.0)
     for u in range(2):
         inside = chance[u, 1:] / chance[u, 1:].sum()
         shape = (2 * torch.exp(-masks[u])) ** SHAPE
@@ -261,24 +261,26 @@ def test_the_conditioned_table_by_hand() -> None:
 def test_a_class_that_is_named_is_somewhere() -> None:
     chance = torch.tensor([[0.99, 0.008], [0.98, 0.015], [0.999, 0.0005]])
     masks = torch.full((3, 1), 0.4)
-    table = conditioned_loss_table(chance.log(), masks)
+    table = annotation_loss_table(chance.log(), masks)
     margins = table[:, 0] - table[:, 1]
     assert float(margins.max()) == pytest.approx(PRESENT, abs=1e-5)
     assert margins.argmax() == 1
-    plain = conditioned_loss_table(chance.log(), masks, present=-100.0, clamp=100.0)
+    plain = annotation_loss_table(chance.log(), masks, present=-100.0, clamp=100.0)
     shift = margins[1] - (plain[1, 0] - plain[1, 1])
     assert float(margins[0] - (plain[0, 0] - plain[0, 1])) == pytest.approx(float(shift), abs=1e-5)
     sure = torch.tensor([[0.001, 0.999], [0.999, 0.001]])
-    spread = conditioned_loss_table(sure.log(), torch.full((2, 1), 0.4))
+    spread = annotation_loss_table(sure.log(), torch.full((2, 1), 0.4))
     assert float((spread[:, 0] - spread[:, 1]).abs().max()) <= CLAMP + 1e-5
-    even = evened(spread)
-    assert (even[:, 0] - even[:, 1]).tolist() == pytest.approx([EVEN_CLAMP, -EVEN_CLAMP], abs=1e-4)
+    even = clamp_log_odds(spread)
+    assert (even[:, 0] - even[:, 1]).tolist() == pytest.approx(
+        [LOG_ODDS_CLAMP, -LOG_ODDS_CLAMP], abs=1e-4
+    )
     assert torch.allclose(even.neg().exp().sum(dim=1), torch.ones(2))
-    assert torch.allclose(evened(table), table, atol=1e-5), "what is within the bound stays"
+    assert torch.allclose(clamp_log_odds(table), table, atol=1e-5), "what is within the bound stays"
 
 
 def test_the_conditioned_table_of_nothing() -> None:
-    assert conditioned_loss_table(torch.zeros(0, 3), torch.zeros(0, 2)).shape == (0, 3)
-    assert conditioned_loss_table(torch.zeros(4, 1), torch.zeros(4, 0)).shape == (4, 1)
+    assert annotation_loss_table(torch.zeros(0, 3), torch.zeros(0, 2)).shape == (0, 3)
+    assert annotation_loss_table(torch.zeros(4, 1), torch.zeros(4, 0)).shape == (4, 1)
     extreme = torch.tensor([[0.0, -200.0], [-200.0, 0.0]])
-    assert bool(conditioned_loss_table(extreme, torch.zeros(2, 1)).isfinite().all())
+    assert bool(annotation_loss_table(extreme, torch.zeros(2, 1)).isfinite().all())

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from annocoin.objective.task_loss import prediction_loss_table
 from annocoin.prediction.networks import batch_of, view
-from annocoin.prediction.region_scoring import UNSEEN, crops, judge
+from annocoin.prediction.region_scoring import UNSEEN, crops, score_regions
 from annocoin.regions.region_set import RegionSet
 from prediction.worlds import network
 from regions.worlds import World, worlds
@@ -50,7 +50,7 @@ def test_judging_is_the_heads_on_one_region_after_the_other(labels: tuple[int, .
     heads = net.roi_heads
     image, regions = quarters()
     seen = view(image, 64, 128)  # enlarged by 4 / 3
-    logs, losses = judge(net, seen, regions, labels)
+    logs, losses = score_regions(net, seen, regions, labels)
     assert logs.shape == (12, len(labels) + 1)
     assert losses.shape == (12, len(labels))
     images = batch_of([seen])
@@ -81,8 +81,8 @@ def test_masks_of_unlikely_regions_are_not_looked_at() -> None:
     net = network().eval()
     image, regions = quarters()
     seen = view(image, 64, 128)
-    every, exact = judge(net, seen, regions, (1, 3))
-    logs, losses = judge(net, seen, regions, (1, 3), looked_at=4)
+    every, exact = score_regions(net, seen, regions, (1, 3))
+    logs, losses = score_regions(net, seen, regions, (1, 3), looked_at=4)
     torch.testing.assert_close(logs, every)
     likely = set(logs[:, 1:].amax(dim=1).argsort(descending=True)[:4].tolist())
     for u in range(12):
@@ -101,7 +101,7 @@ def test_masks_of_unlikely_regions_are_not_looked_at() -> None:
 def test_the_loss_table_is_finite(labels: tuple[int, ...], count: int) -> None:
     image, regions = quarters()
     net = network().eval()
-    logs, losses = judge(net, view(image, 64, 128), regions[:count], labels)
+    logs, losses = score_regions(net, view(image, 64, 128), regions[:count], labels)
     table = prediction_loss_table(logs, losses)
     assert table.shape == (count, len(labels) + 1)
     assert bool(table.isfinite().all())

@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from annocoin.engine.randomness import generator_at
-from annocoin.prediction.soft_targets import Shares, choose, draw
+from annocoin.prediction.soft_targets import MatchWeights, sample_anchors, sample_rois
 
-Take = Callable[[Shares, int, int, torch.Generator], tuple[Tensor, Shares]]
+Take = Callable[[MatchWeights, int, int, torch.Generator], tuple[Tensor, MatchWeights]]
 
 
-def shares_of(labellings: list[str]) -> Shares:
-    """Of boxes that each labelling marks with an instance (+), as background (-), or not (?)."""
+def shares_of(labellings: list[str]) -> MatchWeights:
+    """Of boxes that each labelling weak_labels with an instance (+), as background (-), or not (?)."""
     positive, negative = (
         torch.tensor([[kind == sign for kind in own] for own in labellings]).float().mean(dim=0)
         for sign in "+-"
     )
-    return Shares(positive[:, None], negative)
+    return MatchWeights(positive[:, None], negative)
 
 
-@pytest.mark.parametrize("take", [draw, choose])
+@pytest.mark.parametrize("take", [sample_anchors, sample_rois])
 @given(
     st.text("+-?", max_size=30),
     st.integers(1, 20),
@@ -72,7 +72,7 @@ def test_samples_count_as_their_own_draws_do(most: int, positive: int) -> None:
     total = torch.zeros(2, len(labellings[0]))
     generator, draws = generator_at(1), 6000
     for _ in range(draws):
-        chosen, drawn = draw(shares, most, positive, generator)
+        chosen, drawn = sample_anchors(shares, most, positive, generator)
         assert len(chosen.unique()) == len(chosen) <= most + 1
         total[0, chosen] += drawn.instances[:, 0]
         total[1, chosen] += drawn.background
@@ -84,7 +84,7 @@ def test_a_doubtful_box_is_hardly_background() -> None:
     """There are many others to be drawn in the samples that do not have its instance."""
     labellings = ["+" + "-" * 999, "-" * 1000]
     shares = shares_of(labellings)
-    chosen, drawn = draw(shares, 100, 50, generator_at(0))
+    chosen, drawn = sample_anchors(shares, 100, 50, generator_at(0))
     assert chosen[0] == 0
     assert drawn.instances[0, 0].item() == pytest.approx(0.5)
     assert drawn.background[0].item() == pytest.approx(0.05, rel=0.02)
@@ -92,23 +92,23 @@ def test_a_doubtful_box_is_hardly_background() -> None:
 
 def test_where_classes_are_told_apart_a_box_counts_with_all_it_stands_for() -> None:
     shares = shares_of(["+" + "-" * 999, "-" * 1000])
-    chosen, as_they_are = choose(shares, 100, 50, generator_at(0))
+    chosen, as_they_are = sample_rois(shares, 100, 50, generator_at(0))
     assert chosen[0] == 0
     assert len(chosen) == 100
     assert (as_they_are.instances[0, 0], as_they_are.background[0]) == (0.5, 0.5)
     seen = torch.zeros(6)
     generator = generator_at(0)
     for _ in range(200):
-        seen[choose(shares_of(["+-+-+-", "-+-+-+"]), 2, 2, generator)[0]] += 1
+        seen[sample_rois(shares_of(["+-+-+-", "-+-+-+"]), 2, 2, generator)[0]] += 1
     assert seen.sum() == 400
     assert float(seen.min()) > 40
 
 
-@pytest.mark.parametrize("take", [draw, choose])
+@pytest.mark.parametrize("take", [sample_anchors, sample_rois])
 def test_no_boxes_and_no_instances(take: Take) -> None:
-    chosen, drawn = take(Shares(torch.zeros(0, 0), torch.zeros(0)), 8, 2, generator_at(0))
+    chosen, drawn = take(MatchWeights(torch.zeros(0, 0), torch.zeros(0)), 8, 2, generator_at(0))
     assert not len(chosen)
     assert drawn.instances.shape == (0, 0)
-    chosen, drawn = take(Shares(torch.zeros(9, 0), torch.ones(9)), 4, 2, generator_at(0))
+    chosen, drawn = take(MatchWeights(torch.zeros(9, 0), torch.ones(9)), 4, 2, generator_at(0))
     assert len(chosen) == 4
     assert drawn.background.tolist() == [1, 1, 1, 1]

@@ -20,7 +20,7 @@ from annocoin.errors import InputError
 from annocoin.prediction import soft_losses
 from annocoin.prediction.networks import (
     PredictionArchitecture,
-    View,
+    ResizedImage,
     batch_of,
     build_network,
     mask_layer,
@@ -28,7 +28,7 @@ from annocoin.prediction.networks import (
 )
 from annocoin.prediction.predictor import Predictor
 from annocoin.prediction.soft_losses import LossOptions, SoftLosses
-from annocoin.prediction.soft_targets import Shares, SoftTargets, match
+from annocoin.prediction.soft_targets import MatchWeights, SoftTargets, match
 from prediction.worlds import ellipse, network, nothing, one_of, picture, samples_of
 
 THEIRS = {
@@ -49,7 +49,7 @@ Losses = dict[str, Tensor]
 
 def seen(*seeds: int) -> ImageList:
     """Random images of 64 x 96 pixels, as a network sees them."""
-    return batch_of([View(picture(seed), (64, 96)) for seed in seeds])
+    return batch_of([ResizedImage(picture(seed), (64, 96)) for seed in seeds])
 
 
 def gradients(losses: Losses, net: MaskRCNN) -> list[Tensor]:
@@ -147,7 +147,9 @@ def losses_at(soft: SoftLosses, targets: SoftTargets, anchors: Tensor, rois: Ten
     image = (images, features, [targets])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            soft_losses, "draw", lambda shares, *_: (anchors, Shares(*(s[anchors] for s in shares)))
+            soft_losses,
+            "draw",
+            lambda shares, *_: (anchors, MatchWeights(*(s[anchors] for s in shares))),
         )
         _, found = soft._region_proposals(*image, [targets.boxes], [generator_at(0)])
     shares = match(rois, targets.boxes, targets, foreground=0.5, background=0.5)
@@ -400,7 +402,7 @@ def test_an_image_without_any_box_has_no_loss_of_boxes() -> None:
     images, targets = seen(1), nothing()
     features = soft.net.backbone(images.tensors)
     none = torch.zeros(0, 4)
-    shares = Shares(torch.zeros(0, 0), torch.zeros(0))
+    shares = MatchWeights(torch.zeros(0, 0), torch.zeros(0))
     found = soft._boxes(images, features, [targets], [targets.boxes], [none], [shares])
     assert [loss.item() for loss in found.values()] == [0, 0, 0]
 
@@ -467,7 +469,7 @@ def test_two_squares_are_learned() -> None:
     net = build_network(architecture, "imagenet")
     soft = SoftLosses(net, LossOptions(anchors=64, rois=32, entropy=0.2)).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
-    images = batch_of([View(image, (96, 96))])
+    images = batch_of([ResizedImage(image, (96, 96))])
     for step in range(120):
         optimizer.param_groups[0]["lr"] = 2e-3 * rate_share(step / 120)
         losses = soft(images, [targets], [SAME], [generator_at(step)])

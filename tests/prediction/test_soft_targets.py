@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torchvision.models.detection import _utils as det_utils
 from torchvision.ops import box_iou, masks_to_boxes
 
-from annocoin.prediction.soft_targets import Shares, SoftTargets, match
+from annocoin.prediction.soft_targets import MatchWeights, SoftTargets, match
 from prediction.worlds import samples_of
 
 THRESHOLDS = [(0.5, 0.5, False), (0.5, 0.25, False), (0.7, 0.3, True)]
@@ -53,7 +53,7 @@ def worlds(draw: st.DrawFn) -> tuple[torch.Tensor, SoftTargets]:
 
 def counted(
     boxes: torch.Tensor, targets: SoftTargets, high: float, low: float, best_too: bool
-) -> Shares:
+) -> MatchWeights:
     """Torchvision's matching of every sample by itself, box by box."""
     instances = torch.zeros(len(boxes), len(targets))
     background = torch.zeros(len(boxes))
@@ -69,7 +69,7 @@ def counted(
                 instances[n, own[place]] += weight
             elif place == matcher.BELOW_LOW_THRESHOLD:
                 background[n] += weight
-    return Shares(instances, background)
+    return MatchWeights(instances, background)
 
 
 @settings(max_examples=200)

@@ -9,21 +9,23 @@ from hypothesis import strategies as st
 
 from annocoin.regions.hierarchy import Tree, average_linkage, group
 from annocoin.regions.proposals import select
-from annocoin.regions.superpixel_graph import Elements, Mosaic
+from annocoin.regions.superpixel_graph import Elements, SuperpixelGraph
 
 
-def mosaic_of(ids: np.ndarray) -> Mosaic:
+def mosaic_of(ids: np.ndarray) -> SuperpixelGraph:
     elements = Elements.of(ids)
     strengths = np.zeros((2, len(elements.pairs)))
-    return Mosaic(np.zeros((*ids.shape, 3), np.uint8), ids.astype(np.int32), elements, strengths)
+    return SuperpixelGraph(
+        np.zeros((*ids.shape, 3), np.uint8), ids.astype(np.int32), elements, strengths
+    )
 
 
-def row_of_pieces(count: int, side: int = 10) -> Mosaic:
+def row_of_pieces(count: int, side: int = 10) -> SuperpixelGraph:
     return mosaic_of(np.repeat(np.arange(count), side)[None].repeat(side, axis=0))
 
 
-def tree_of(mosaic: Mosaic, *strengths: float) -> Tree:
-    return average_linkage(mosaic.elements, np.array(strengths), mosaic.areas)
+def tree_of(graph: SuperpixelGraph, *strengths: float) -> Tree:
+    return average_linkage(graph.elements, np.array(strengths), graph.areas)
 
 
 def sets(members: np.ndarray) -> list[tuple[int, ...]]:
@@ -31,9 +33,9 @@ def sets(members: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def test_nodes_pairs_and_triples_of_a_row() -> None:
-    mosaic = row_of_pieces(4)
+    graph = row_of_pieces(4)
     # Merges 0+1, then 2+3, then all.
-    found = group([tree_of(mosaic, 0.1, 0.9, 0.2)], mosaic, 100)
+    found = group([tree_of(graph, 0.1, 0.9, 0.2)], graph, 100)
     kinds = {parts: set() for parts in (1, 2, 3)}
     for members, parts in zip(sets(found.members), found.parts.tolist(), strict=True):
         kinds[parts].add(members)
@@ -46,9 +48,9 @@ def test_nodes_pairs_and_triples_of_a_row() -> None:
 
 def test_unions_are_disjoint_neighbours_and_the_weakest_part_ranks_them() -> None:
     """A row of eight, cut in the middle of each half: every union against a plain search."""
-    mosaic = row_of_pieces(8)
-    tree = tree_of(mosaic, 0.1, 0.5, 0.2, 0.9, 0.3, 0.6, 0.4)
-    found = group([tree], mosaic, 10_000)
+    graph = row_of_pieces(8)
+    tree = tree_of(graph, 0.1, 0.5, 0.2, 0.9, 0.3, 0.6, 0.4)
+    found = group([tree], graph, 10_000)
     survival = tree.altitudes[tree.parents]
     nodes = {tuple(np.flatnonzero(row)): survival[i] for i, row in enumerate(tree.members()[:-1])}
     smaller = {*nodes, tuple(range(8))}
@@ -70,10 +72,10 @@ def test_unions_are_disjoint_neighbours_and_the_weakest_part_ranks_them() -> Non
 def test_candidates_are_distinct_and_bounded() -> None:
     rng = np.random.default_rng(0)
     ids = np.arange(100).reshape(10, 10).repeat(8, axis=0).repeat(8, axis=1)
-    mosaic = mosaic_of(ids)
-    trees = [tree_of(mosaic, *rng.random(len(mosaic.elements.pairs))) for _ in range(3)]
+    graph = mosaic_of(ids)
+    trees = [tree_of(graph, *rng.random(len(graph.elements.pairs))) for _ in range(3)]
     for limit in (1, 2, 50, 1000):
-        found = group(trees, mosaic, limit)
+        found = group(trees, graph, limit)
         assert len(found.members) <= limit
         assert len(set(sets(found.members))) == len(found.members)
         assert found.members[-1].all()
@@ -96,9 +98,9 @@ def test_a_ring_comes_with_its_hole_filled_too(monkeypatch: pytest.MonkeyPatch) 
     ids = np.zeros((40, 40), int)
     ids[8:-8, 8:-8] = 1
     ids[14:-14, 14:-14] = 2
-    mosaic = mosaic_of(ids)
+    graph = mosaic_of(ids)
     # The ring merges with the background first: no node is the ring and its inside.
-    found = sets(group([tree_of(mosaic, 0.1, 0.9)], mosaic, 20).members)
+    found = sets(group([tree_of(graph, 0.1, 0.9)], graph, 20).members)
     assert (1,) in found
     assert (1, 2) in found
 

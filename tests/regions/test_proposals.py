@@ -14,9 +14,15 @@ from annocoin.data.images import read_image
 from annocoin.errors import InputError
 from annocoin.regions.boundaries import BoundaryDetector
 from annocoin.regions.hierarchy import Tree
-from annocoin.regions.proposals import RegionProposer, enlarged, make_mosaic, make_trees, shrunk
+from annocoin.regions.proposals import (
+    RegionProposer,
+    enlarged,
+    make_trees,
+    shrunk,
+    superpixel_graph,
+)
 from annocoin.regions.region_set import RegionSet
-from annocoin.regions.superpixel_graph import Elements, Mosaic
+from annocoin.regions.superpixel_graph import Elements, SuperpixelGraph
 from annocoin.synthetic.dataset import render_scene
 
 
@@ -140,7 +146,7 @@ def test_trees_follow_the_average_the_fine_scales_colours_and_volume() -> None:
             [0.9, 0.1, 0.9],  # 1 and 2
         ]
     )
-    trees = make_trees(Mosaic(image, ids, Elements.of(ids), strengths))
+    trees = make_trees(SuperpixelGraph(image, ids, Elements.of(ids), strengths))
     assert [first_merge(tree) for tree in trees[:4]] == [[0, 1], [2, 3], [1, 2], [1, 2]]
     assert len(trees) == 5
     assert trees[4].members()[-1].all()
@@ -149,10 +155,10 @@ def test_trees_follow_the_average_the_fine_scales_colours_and_volume() -> None:
 def test_superpixels_see_colours_where_the_detector_sees_nothing() -> None:
     image = np.zeros((20, 40, 3), np.uint8)
     image[:, 20:] = (250, 220, 30)
-    mosaic = make_mosaic(image, np.zeros((3, 20, 40), np.float32), 100)
-    assert mosaic.ids[0, 5] != mosaic.ids[0, 35]
-    assert (mosaic.strengths == 0).all()
-    assert mosaic.strengths.shape == (4, len(mosaic.elements.pairs))
+    graph = superpixel_graph(image, np.zeros((3, 20, 40), np.float32), 100)
+    assert graph.ids[0, 5] != graph.ids[0, 35]
+    assert (graph.strengths == 0).all()
+    assert graph.strengths.shape == (4, len(graph.elements.pairs))
 
 
 def test_the_best_come_first_and_their_scores_fall(

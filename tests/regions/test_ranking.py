@@ -7,11 +7,11 @@ import pytest
 
 from annocoin.regions.hierarchy import RegionGroups
 from annocoin.regions.ranking import STRENGTHS, WEAK, Ranker, measure
-from annocoin.regions.superpixel_graph import Elements, Mosaic
+from annocoin.regions.superpixel_graph import Elements, SuperpixelGraph
 
 
 @pytest.fixture
-def mosaic() -> Mosaic:
+def graph() -> SuperpixelGraph:
     """A red square in a grey field that is cut in two: superpixels 0 left, 1 right, 2 square."""
     ids = np.zeros((40, 60), np.int32)
     ids[:, 30:] = 1
@@ -20,7 +20,7 @@ def mosaic() -> Mosaic:
     image[ids == 2] = (200, 20, 20)
     elements = Elements.of(ids)
     strong = np.array([0.05, 0.9, 0.8])  # 0-1, 0-2, 1-2
-    return Mosaic(image, ids, elements, np.stack([strong, strong / 2, strong, strong]))
+    return SuperpixelGraph(image, ids, elements, np.stack([strong, strong / 2, strong, strong]))
 
 
 def candidates(*members: list[int]) -> RegionGroups:
@@ -28,8 +28,8 @@ def candidates(*members: list[int]) -> RegionGroups:
     return RegionGroups(np.array(members, bool), np.ones(n, int), np.arange(n))
 
 
-def test_measurements_are_what_one_counts(mosaic: Mosaic) -> None:
-    square, field, whole = measure(mosaic, candidates([0, 0, 1], [1, 1, 0], [1, 1, 1]))
+def test_measurements_are_what_one_counts(graph: SuperpixelGraph) -> None:
+    square, field, whole = measure(graph, candidates([0, 0, 1], [1, 1, 0], [1, 1, 1]))
     assert square[0] == pytest.approx(np.log(200 / 2400))
     assert square[2:5].tolist() == pytest.approx([20 / 60, 10 / 40, 1.0])
     assert field[2:5].tolist() == pytest.approx([1.0, 1.0, 2200 / 2400])
@@ -46,25 +46,25 @@ def test_measurements_are_what_one_counts(mosaic: Mosaic) -> None:
     assert np.isfinite([square, field, whole]).all()
 
 
-def test_colours_that_differ_are_seen(mosaic: Mosaic) -> None:
-    grey, left, right = mosaic.colour_differences
+def test_colours_that_differ_are_seen(graph: SuperpixelGraph) -> None:
+    grey, left, right = graph.colour_differences
     assert grey == pytest.approx(0, abs=1e-6)
     assert left == right > 0.8
 
 
-def test_the_shipped_ranker_knows_an_object_from_a_background(mosaic: Mosaic) -> None:
-    scores = Ranker()(mosaic, candidates([0, 0, 1], [1, 0, 0], [1, 0, 1], [0, 1, 1]))
+def test_the_shipped_ranker_knows_an_object_from_a_background(graph: SuperpixelGraph) -> None:
+    scores = Ranker()(graph, candidates([0, 0, 1], [1, 0, 0], [1, 0, 1], [0, 1, 1]))
     assert scores.shape == (4,)
     assert scores.dtype == np.float32
     assert scores.argmax() == 0
 
 
-def test_many_candidates_are_measured_in_blocks(mosaic: Mosaic) -> None:
+def test_many_candidates_are_measured_in_blocks(graph: SuperpixelGraph) -> None:
     rows = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1]]
-    few = measure(mosaic, candidates(*rows))
+    few = measure(graph, candidates(*rows))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("annocoin.regions.ranking.BLOCK", 2)
-        assert (measure(mosaic, candidates(*rows)) == few).all()
+        assert (measure(graph, candidates(*rows)) == few).all()
 
 
 def test_weights_are_small_and_have_a_card() -> None:

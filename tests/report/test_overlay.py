@@ -9,7 +9,7 @@ from PIL import Image
 from annocoin import masks
 from annocoin.errors import InputError
 from annocoin.report.overlay import draw, save, sheet
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 
 GREY = np.full((40, 60, 3), 100, np.uint8)
 
@@ -17,15 +17,15 @@ GREY = np.full((40, 60, 3), 100, np.uint8)
 def test_each_kind_of_mark_is_drawn_where_it_is() -> None:
     dense = np.zeros((1, 40, 60))
     dense[0, 20:38, 5:30] = 1
-    for mark, y, x in (
-        (Mark(1, mask=masks.encode(dense)[0]), 36, 7),
-        (Mark(1, box=(30, 10, 58, 38)), 37, 40),
-        (Mark(1, point=(50, 30)), 30, 50),
-        (Mark(1), 3, 4),
+    for weak_label, y, x in (
+        (WeakLabel(1, mask=masks.encode(dense)[0]), 36, 7),
+        (WeakLabel(1, box=(30, 10, 58, 38)), 37, 40),
+        (WeakLabel(1, point=(50, 30)), 30, 50),
+        (WeakLabel(1), 3, 4),
     ):
-        picture = draw(GREY, Annotation((40, 60), (mark,)), ["c"])
+        picture = draw(GREY, Annotation((40, 60), (weak_label,)), ["c"])
         assert picture.shape == GREY.shape
-        assert (picture[y, x] != 100).any(), mark.kind
+        assert (picture[y, x] != 100).any(), weak_label.kind
         assert (picture[5, 58] == 100).all()
     assert (GREY == 100).all()  # the input stays as it was
 

@@ -27,8 +27,8 @@ from annocoin.errors import InputError
 from annocoin.seeds.classifier import (
     Classifier,
     ClassifierArchitecture,
-    look_at,
     read_classifier,
+    resize_longest_side,
     write_classifier,
 )
 
@@ -139,11 +139,11 @@ def test_a_classifier_is_one_file(tmp_path: Path) -> None:
 def test_images_are_looked_at_whole() -> None:
     image = np.zeros((30, 60, 3), np.uint8)
     image[:, 30:, 0] = 255
-    seen = look_at(image, 80)
+    seen = resize_longest_side(image, 80)
     assert seen.shape == (3, 40, 80)
     assert float(seen[0, 20, 70]) == 1
     assert float(seen[0, 20, 10]) == 0
-    assert look_at(np.zeros((1, 300, 3), np.uint8), 40).shape == (3, 32, 40)
+    assert resize_longest_side(np.zeros((1, 300, 3), np.uint8), 40).shape == (3, 32, 40)
 
 
 def test_augmentation_depends_on_its_numbers_only() -> None:

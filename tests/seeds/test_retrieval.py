@@ -14,8 +14,8 @@ from annocoin.errors import InputError
 from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.retrieval import By, contour_mass, objectness_scores, response_scores, retrieve
 from annocoin.seeds.seed_set import Seeds
-from annocoin.seeds.votes import fitting_boxes, seed_pixels, touched, worth_keeping
-from annocoin.types import Annotation, Mark
+from annocoin.seeds.votes import filter_regions, fitting_boxes, seed_pixels, touched
+from annocoin.types import Annotation, WeakLabel
 from regions.worlds import World, worlds
 
 STRIPES = np.repeat([[0, 0, 1, 1, 2, 2, 3, 3]], 6, axis=0)  # four stripes of 6 x 2 pixels
@@ -30,7 +30,7 @@ def seeds_at(
     points: list[tuple[float, float]],
     labels: list[int],
     scores: list[float],
-    marks: list[int] | None = None,
+    weak_labels: list[int] | None = None,
     responses: torch.Tensor | None = None,
     size: tuple[int, int] = (6, 8),
 ) -> Seeds:
@@ -44,13 +44,15 @@ def seeds_at(
         labels=torch.tensor(labels, dtype=torch.int64),
         points=torch.tensor(points, dtype=torch.float32).view(-1, 2),
         scores=torch.tensor(scores),
-        marks=torch.tensor(marks if marks is not None else [0] * len(labels), dtype=torch.int64),
+        annotation_index=torch.tensor(
+            weak_labels if weak_labels is not None else [0] * len(labels), dtype=torch.int64
+        ),
         responses=responses,
         maps=torch.ones(len(points), 3, 4),
     )
 
 
-TAG = Annotation((6, 8), (Mark(1), Mark(2)))
+TAG = Annotation((6, 8), (WeakLabel(1), WeakLabel(2)))
 
 
 def test_the_most_object_like_region_with_the_peak_in_it() -> None:
@@ -84,12 +86,12 @@ def test_two_peaks_in_one_object_are_one_label() -> None:
 
 def test_marks_with_a_place_keep_their_label_and_satisfy_a_tag() -> None:
     regions = stripes([[0, 1], [2, 3]], [0.9, 0.8])
-    marks = (Mark(1, box=(0, 0, 4, 6)), Mark(1, box=(0, 0, 3, 6)), Mark(1))
+    weak_labels = (WeakLabel(1, box=(0, 0, 4, 6)), WeakLabel(1, box=(0, 0, 3, 6)), WeakLabel(1))
     seeds = seeds_at([(0.5, 1), (2.5, 4), (3.5, 2)], [1, 1, 1], [1.0, 3.0, 9.0], [0, 1, 2])
-    found = retrieve(regions, seeds, Annotation((6, 8), marks))
+    found = retrieve(regions, seeds, Annotation((6, 8), weak_labels))
     assert (found.seeds.tolist(), found.regions.tolist()) == ([1, 0], [0, 0])
     far = seeds_at([(0.5, 1), (2.5, 4), (6.5, 2)], [1, 1, 1], [1.0, 3.0, 9.0], [0, 1, 2])
-    assert retrieve(regions, far, Annotation((6, 8), marks)).seeds.tolist() == [1, 0, 2]
+    assert retrieve(regions, far, Annotation((6, 8), weak_labels)).seeds.tolist() == [1, 0, 2]
 
 
 @pytest.mark.parametrize("by", ["votes", "combined", "objectness", "response"])
@@ -97,18 +99,18 @@ def test_a_mark_chooses_among_the_regions_that_it_admits(by: By) -> None:
     regions = stripes([[0, 1, 2, 3], [0], [0, 1], [1]], [0.9, 0.8, 0.1, 0.05])
     seeds = seeds_at([(0.5, 3)], [1], [1.0])
 
-    def chosen(mark: Mark, **options: float) -> list[int]:
-        annotation = Annotation((6, 8), (mark,))
+    def chosen(weak_label: WeakLabel, **options: float) -> list[int]:
+        annotation = Annotation((6, 8), (weak_label,))
         return retrieve(regions, seeds, annotation, by, **options).regions.tolist()
 
-    box = Mark(1, box=(0, 0, 4, 6))
+    box = WeakLabel(1, box=(0, 0, 4, 6))
     assert chosen(box, box_overlap=0.6) == [2]
     assert chosen(box, box_overlap=0.4) != [3]  # fits, but the peak is elsewhere
-    assert chosen(Mark(1, box=(2.5, 0, 4, 1))) == [3]  # none fits: the nearest
+    assert chosen(WeakLabel(1, box=(2.5, 0, 4, 1))) == [3]  # none fits: the nearest
     mask = masks.encode((STRIPES[None] < 2).astype(np.uint8))[0]
-    assert chosen(Mark(1, mask=mask)) == [2]
-    assert chosen(Mark(1, point=(0.5, 3))) in ([0], [1], [2])
-    assert chosen(Mark(1)) in ([0], [1], [2])
+    assert chosen(WeakLabel(1, mask=mask)) == [2]
+    assert chosen(WeakLabel(1, point=(0.5, 3))) in ([0], [1], [2])
+    assert chosen(WeakLabel(1)) in ([0], [1], [2])
 
 
 def test_seeds_of_another_annotation_are_refused() -> None:
@@ -119,7 +121,7 @@ def test_seeds_of_another_annotation_are_refused() -> None:
     with pytest.raises(InputError, match="seeds of another image or annotation"):
         retrieve(regions, seeds_at([], [], [], size=(3, 3)), TAG)
     with pytest.raises(InputError, match="expected one image"):
-        retrieve(regions, seeds, Annotation((3, 3), (Mark(1),)))
+        retrieve(regions, seeds, Annotation((3, 3), (WeakLabel(1),)))
 
 
 def test_response_wants_the_mass_inside_and_on_the_contour() -> None:
@@ -197,20 +199,22 @@ def test_filter_is_that_of_pixels(world: World, seed: int, strong: float) -> Non
 
 def test_boxes_keep_what_fits_and_at_least_the_best() -> None:
     regions = stripes([[0, 1, 2, 3], [0], [0, 1], [3]], [0.9, 0.8, 0.1, 0.05])
-    annotation = Annotation((6, 8), (Mark(1, box=(0, 0, 4, 6)), Mark(2, box=(7, 0, 8, 1))))
+    annotation = Annotation(
+        (6, 8), (WeakLabel(1, box=(0, 0, 4, 6)), WeakLabel(2, box=(7, 0, 8, 1)))
+    )
     assert fitting_boxes(regions, annotation, 0.6).tolist() == [False, False, True, True]
     assert fitting_boxes(regions, annotation, 0.5).tolist() == [True, True, True, True]
     assert not fitting_boxes(regions, TAG).any()
     seeds = seeds_at([(0.5, 3), (7.5, 0.5)], [1, 2], [2.0, 1.0], [0, 1])
-    kept = worth_keeping(regions, seeds, annotation, box_overlap=0.6)
+    kept = filter_regions(regions, seeds, annotation, box_overlap=0.6)
     assert kept.tolist() == [False, False, True, True]
-    mixed = Annotation((6, 8), (Mark(1), Mark(2, box=(7, 0, 8, 1))))
-    kept = worth_keeping(regions, seeds, mixed, box_overlap=0.6, best=0)
+    mixed = Annotation((6, 8), (WeakLabel(1), WeakLabel(2, box=(7, 0, 8, 1))))
+    kept = filter_regions(regions, seeds, mixed, box_overlap=0.6, best=0)
     assert kept.tolist() == [True, True, True, True]
     near = seeds_at([(2.5, 3)], [1], [2.0])
-    kept = worth_keeping(regions, near, Annotation((6, 8), (Mark(1),)), best=0)
+    kept = filter_regions(regions, near, Annotation((6, 8), (WeakLabel(1),)), best=0)
     assert kept.tolist() == [True, False, True, False]
-    kept = worth_keeping(regions, near, Annotation((6, 8), (Mark(1),)), best=2)
+    kept = filter_regions(regions, near, Annotation((6, 8), (WeakLabel(1),)), best=2)
     assert kept.tolist() == [True, True, True, False]
 
 
@@ -219,7 +223,7 @@ def test_nothing_to_retrieve() -> None:
     none = seeds_at([], [], [])
     assert len(retrieve(regions, none, Annotation((6, 8)))) == 0
     assert len(retrieve(regions, none, Annotation((6, 8)), "response")) == 0
-    assert not worth_keeping(regions, none, Annotation((6, 8))).any()
+    assert not filter_regions(regions, none, Annotation((6, 8))).any()
     with pytest.raises(InputError, match="expected one of votes, combined, objectness, response"):
         retrieve(regions, none, TAG, "luck")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="above 0"):
@@ -233,4 +237,11 @@ def test_seeds_keep_their_fields_in_step() -> None:
     assert len(seeds[:0]) == 0
     assert torch.allclose(seeds.responses_in_image().sum(dim=(1, 2)), torch.ones(3))
     with pytest.raises(ValueError, match="scores of shape"):
-        Seeds((6, 8), seeds.labels, seeds.points, torch.zeros(2), seeds.marks, *([seeds.maps] * 2))
+        Seeds(
+            (6, 8),
+            seeds.labels,
+            seeds.points,
+            torch.zeros(2),
+            seeds.annotation_index,
+            *([seeds.maps] * 2),
+        )

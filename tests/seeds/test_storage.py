@@ -20,7 +20,7 @@ def some(count: int = 3) -> Seeds:
         labels=torch.arange(count) + 1,
         points=torch.rand(count, 2, generator=generator) * 160,
         scores=torch.randn(count, generator=generator),
-        marks=torch.arange(count),
+        annotation_index=torch.arange(count),
         responses=responses / responses.sum(dim=(1, 2), keepdim=True),
         maps=torch.randn(count, 5, 8, generator=generator),
     )
@@ -32,7 +32,7 @@ def test_what_is_written_is_read(tmp_path: Path, count: int) -> None:
     write_seeds(tmp_path / "a.npz", seeds)
     again = read_seeds(tmp_path / "a.npz")
     assert again.size == seeds.size
-    for name in ("labels", "points", "scores", "marks", "maps"):
+    for name in ("labels", "points", "scores", "annotation_index", "maps"):
         assert torch.equal(getattr(again, name), getattr(seeds, name)), name
     # Responses are kept in 255 steps of their root.
     assert torch.allclose(again.responses.sum(dim=(1, 2)), torch.ones(count))
@@ -52,7 +52,7 @@ def test_what_is_written_is_read(tmp_path: Path, count: int) -> None:
         ("scores", np.zeros(2, np.float32)),
         ("scores", np.zeros(3, np.float64)),
         ("responses", np.zeros((3, 4, 4), np.uint8)),
-        ("marks", np.full(3, -1, np.int64)),
+        ("annotation_index", np.full(3, -1, np.int64)),
         ("maps", np.zeros((2, 4, 4), np.float32)),
         ("size", np.asarray([0, 5])),
     ],

@@ -14,7 +14,7 @@ from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.retrieval import retrieve
 from annocoin.seeds.seed_set import Seeds
 from annocoin.seeds.votes import likelihood_inside, response_inside, soft_labels, vote, wholeness
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 from regions.worlds import World, worlds
 from seeds.test_retrieval import seeds_at, stripes
 
@@ -29,7 +29,7 @@ def random_seeds(world: World, seed: int) -> Seeds:
         labels=torch.randint(1, 3, (count,), generator=generator),
         points=torch.rand(count, 2, generator=generator) * torch.tensor([width, height]),
         scores=torch.zeros(count),
-        marks=torch.zeros(count, dtype=torch.int64),
+        annotation_index=torch.zeros(count, dtype=torch.int64),
         responses=responses / responses.sum(dim=(1, 2), keepdim=True),
         maps=torch.randn(count, height, width, generator=generator),
     )
@@ -107,7 +107,7 @@ def test_many_that_agree_outvote_the_most_object_like() -> None:
         edges=np.full(ids.shape, 0.5),
     )
     seeds = seeds_at([(0.5, 3)], [1], [1.0], size=(6, 24))
-    said = Annotation((6, 24), (Mark(1),))
+    said = Annotation((6, 24), (WeakLabel(1),))
     assert retrieve(regions, seeds, said, "objectness").regions.tolist() == [0]
     assert retrieve(regions, seeds, said, "votes").regions.tolist() in ([1], [2])
 

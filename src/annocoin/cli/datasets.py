@@ -100,8 +100,8 @@ def convert_command(
     if dataset is not None:
         labelled = with_predictions(labelled, source, problems)
     loss = write_dataset(labelled, out, cast(Format, to))
-    marks = sum(len(image.annotation) for image in labelled)
-    print(f"{out}: {len(labelled)} images, {marks} labels")
+    weak_labels = sum(len(image.annotation) for image in labelled)
+    print(f"{out}: {len(labelled)} images, {weak_labels} labels")
     for line in loss.lines():
         print(f"  {line}")
     report(problems)
@@ -146,8 +146,8 @@ def show_command(
     for image in labelled[:count]:
         with problems.caught():
             pixels = read_image(image.image_path())
-            marks = weaken(image.annotation, cast(Supervision, supervision))
-            pictures.append(overlay.draw(pixels, marks, labelled.classes, scale=scale))
+            weak_labels = weaken(image.annotation, cast(Supervision, supervision))
+            pictures.append(overlay.draw(pixels, weak_labels, labelled.classes, scale=scale))
     if not pictures:
         raise InputError(f"{dataset}: no usable image to show")
     overlay.save(overlay.sheet(pictures, columns), out)

@@ -23,8 +23,8 @@ from annocoin.cli.options import (
 from annocoin.data.conversion import Format, write_dataset
 from annocoin.data.images import read_image
 from annocoin.data.loading import DatasetKind, load_evaluation
-from annocoin.engine.distribution import AUTO, PRECISIONS, gather
-from annocoin.engine.precomputed import Given
+from annocoin.engine.distribution import AUTO, PRECISIONS, init_distributed
+from annocoin.engine.precomputed import Precomputed
 from annocoin.engine.presets import PRESETS
 from annocoin.errors import InputError, Problems, check_choice, check_positive
 from annocoin.prediction.predictor import SCORE
@@ -107,9 +107,9 @@ def train_command(
             images=images,
             problems=problems,
         )
-    party = gather(devices=devices, nodes=nodes, device=device, precision=precision)
-    say = (lambda line: print(line, flush=True)) if party.is_first else (lambda line: None)
-    if party.device.type == "cpu" and preset in FOR_GPUS:
+    group = init_distributed(devices=devices, nodes=nodes, device=device, precision=precision)
+    say = (lambda line: print(line, flush=True)) if group.is_main else (lambda line: None)
+    if group.device.type == "cpu" and preset in FOR_GPUS:
         say(f"{preset} is made for GPUs; here it will take days: --preset voc-cpu takes hours")
     run = api.train(
         weak,
@@ -121,7 +121,7 @@ def train_command(
         weights=weights,
         given=_given(regions, seeds, classifier),
         truth=truth,
-        party=party,
+        group=group,
         jobs=jobs,
         problems=problems,
         say=say,
@@ -172,9 +172,11 @@ def label_command(
         problems=problems,
     )
     loss = write_dataset(found, out, cast(Format, to))
-    marks = [mark for image in found for mark in image.annotation]
-    print(f"{out}: {len(found)} images, {len(marks)} masks")
-    sure = [mark.confidence for mark in marks if mark.confidence is not None]
+    weak_labels = [weak_label for image in found for weak_label in image.annotation]
+    print(f"{out}: {len(found)} images, {len(weak_labels)} masks")
+    sure = [
+        weak_label.confidence for weak_label in weak_labels if weak_label.confidence is not None
+    ]
     if sure:
         doubtful = sum(value < 0.5 for value in sure)
         print(f"  {doubtful} have a confidence below .5: look at those first")
@@ -215,8 +217,12 @@ def predict_command(
         write_dataset(found, folder / "predictions.json", "coco")
         for image in track(found, "drawing"):
             if overlays:
-                good = tuple(mark for mark in image.annotation if (mark.score or 0) >= shown)
-                annotation = replace(image.annotation, marks=good)
+                good = tuple(
+                    weak_label
+                    for weak_label in image.annotation
+                    if (weak_label.score or 0) >= shown
+                )
+                annotation = replace(image.annotation, weak_labels=good)
                 picture = overlay.draw(read_image(image.image_path()), annotation, found.classes)
                 overlay.save(picture, folder / "overlays" / f"{image.file_name}.png")
     instances = sum(len(image.annotation) for image in found)
@@ -230,12 +236,12 @@ def _check_new(out: Path) -> None:
         raise InputError(f"{out}: exists already; give a new or empty folder")
 
 
-def _given(regions: Path | None, seeds: Path | None, classifier: Path | None) -> Given:
+def _given(regions: Path | None, seeds: Path | None, classifier: Path | None) -> Precomputed:
     if classifier is not None and not classifier.is_file():
         raise InputError(f"{classifier}: no such file; `annocoin seeds` makes classifiers")
     if seeds is not None and regions is None:
         raise InputError("--seeds without --regions; give the regions that they were made with")
-    return Given(
+    return Precomputed(
         None if regions is None else RegionFolder(regions),
         None if seeds is None else SeedFolder(seeds),
         classifier,

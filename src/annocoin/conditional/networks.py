@@ -32,7 +32,7 @@ class ConditionalArchitecture:
         size: the length of an image's longer side when the trunk sees it.
         noise: the form of noise, see `draw_noise`.
         noise_channels: how many channels it adds.
-        bend: whether a ReLU follows the convolution that joins noise and features. Without it, as
+        relu: whether a ReLU follows the convolution that joins noise and features. Without it, as
             in the paper's words, the noise shifts scores by the same amount in every image.
         over: what scores are averaged over, the "image" (the paper's global average pooling) or
             the "region".
@@ -45,7 +45,7 @@ class ConditionalArchitecture:
     size: int = 256
     noise: NoiseForm = "grid"
     noise_channels: int = 4
-    bend: bool = True
+    relu: bool = True
     over: Over = "image"
     scale: float = 16.0
 
@@ -136,7 +136,7 @@ class ConditionalNetwork(nn.Module):
             weight, bias = weight[chosen], bias[chosen]  # type: ignore[index]
 
         def classified(hidden: Tensor) -> Tensor:
-            bent = F.relu(hidden) if self.architecture.bend else hidden
+            bent = F.relu(hidden) if self.architecture.relu else hidden
             return torch.addmm(bias[:, None], weight, bent)  # type: ignore[index]
 
         if noise is None:

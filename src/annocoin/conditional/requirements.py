@@ -23,7 +23,7 @@ from annocoin.masks import RLE, Size, areas
 from annocoin.regions.region_set import RegionSet, with_masks
 from annocoin.seeds.seed_set import Seeds
 from annocoin.seeds.votes import first_that_leaves_any
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 
 Image = npt.NDArray[np.uint8]
 
@@ -31,14 +31,14 @@ BOX_OVERLAP = 0.5
 
 
 class Requirement(NamedTuple):
-    """A class, the regions that would meet it, bool [P], and the mark that says so.
+    """A class, the regions that would meet it, bool [P], and the weak_label that says so.
 
     `more` says whether other instances may follow in its place: those of a tag or a crowd.
     """
 
     label: int
-    admissible: Tensor
-    mark: int
+    compatible: Tensor
+    annotation_index: int
     more: bool
 
 
@@ -78,7 +78,7 @@ class Requirements:
 
     def met_by(self, labels: Tensor) -> bool:
         """Whether a labelling, int64 [P] of 0..C, has a region of its own for every requirement."""
-        meets = [r.admissible & (labels == r.label) for r in self.required]
+        meets = [r.compatible & (labels == r.label) for r in self.required]
         return not len(meets) or bool((_matched(torch.stack(meets)) >= 0).all())
 
     def to(self, device: torch.device | str) -> Requirements:
@@ -86,7 +86,7 @@ class Requirements:
         return replace(
             self,
             regions=self.regions.to(device),
-            required=tuple(r._replace(admissible=r.admissible.to(device)) for r in self.required),
+            required=tuple(r._replace(compatible=r.compatible.to(device)) for r in self.required),
             further=self.further.to(device),
             peaks=tuple(held.to(device) for held in self.peaks),
         )
@@ -103,10 +103,10 @@ def requirements_of(
     """The requirements of an annotation, and the regions with which all of them can be met.
 
     A tag requires one region of its class, and more may follow; a point, a box or a mask requires
-    exactly one, and a mask joins the regions as that one. A mark of a crowd requires one in its
-    place, and more may follow there. `admissible_regions` says which would do.
+    exactly one, and a mask joins the regions as that one. A weak_label of a crowd requires one in its
+    place, and more may follow there. `compatible_regions` says which would do.
 
-    If no region is left for a mark, one is added: for a box GrabCut's answer or else the box, for a
+    If no region is left for a weak_label, one is added: for a box GrabCut's answer or else the box, for a
     point the superpixel under it, for a tag the whole image.
 
     Args:
@@ -120,9 +120,13 @@ def requirements_of(
         )
     if seeds is not None:
         seeds.check_for(annotation)
-    annotation = replace(annotation, marks=tuple(map(_without_empty_mask, annotation)))
-    is_own = [mark.mask is not None and not mark.crowd for mark in annotation]
-    own = [mark.mask for mark in annotation if mark.mask is not None and not mark.crowd]
+    annotation = replace(annotation, weak_labels=tuple(map(_without_empty_mask, annotation)))
+    is_own = [weak_label.mask is not None and not weak_label.crowd for weak_label in annotation]
+    own = [
+        weak_label.mask
+        for weak_label in annotation
+        if weak_label.mask is not None and not weak_label.crowd
+    ]
     count = len(regions)
     if own:
         regions = with_masks(regions, own)
@@ -131,12 +135,13 @@ def requirements_of(
     admitted = [
         places == count + sum(is_own[:number])
         if is_own[number]
-        else admissible_regions(number, annotation, regions, seeds, box_overlap) & free
+        else compatible_regions(number, annotation, regions, seeds, box_overlap) & free
         for number in range(len(annotation))
     ]
     needed = _needed(annotation)
     wider = [
-        free if mark.kind == "tag" else row for mark, row in zip(annotation, admitted, strict=True)
+        free if weak_label.kind == "tag" else row
+        for weak_label, row in zip(annotation, admitted, strict=True)
     ]
     if len(_lacking(wider, needed)) < len(_lacking(admitted, needed)):
         admitted = wider  # seeds are guesses: tags fall back on any region
@@ -155,15 +160,15 @@ def _assembled(
     labels = annotation.distinct_labels
     further = torch.zeros(len(labels), len(regions), dtype=torch.bool)
     peaks = [torch.zeros(len(regions), 0, dtype=torch.bool)] * len(labels)
-    for mark, row in zip(annotation, admitted, strict=True):
-        column = labels.index(mark.label)
-        if _more_may_follow(mark):
+    for weak_label, row in zip(annotation, admitted, strict=True):
+        column = labels.index(weak_label.label)
+        if _more_may_follow(weak_label):
             further[column] |= row
-        if mark.kind == "tag" and seeds is not None and len(regions):
-            peaks[column] = regions.contains(seeds.points[seeds.labels == mark.label])
-    for mark in annotation:
-        if mark.crowd:  # a crowd has one seed and several objects
-            peaks[labels.index(mark.label)] = torch.zeros(len(regions), 0, dtype=torch.bool)
+        if weak_label.kind == "tag" and seeds is not None and len(regions):
+            peaks[column] = regions.contains(seeds.points[seeds.labels == weak_label.label])
+    for weak_label in annotation:
+        if weak_label.crowd:  # a crowd has one seed and several objects
+            peaks[labels.index(weak_label.label)] = torch.zeros(len(regions), 0, dtype=torch.bool)
     required = tuple(
         Requirement(annotation[i].label, admitted[i], i, _more_may_follow(annotation[i]))
         for i in needed
@@ -171,26 +176,26 @@ def _assembled(
     return Requirements(regions, labels, required, further, tuple(peaks), added)
 
 
-def _more_may_follow(mark: Mark) -> bool:
-    return mark.kind == "tag" or mark.crowd
+def _more_may_follow(weak_label: WeakLabel) -> bool:
+    return weak_label.kind == "tag" or weak_label.crowd
 
 
-def _without_empty_mask(mark: Mark) -> Mark:
-    """A mark whose mask has no pixel says no more than its box, its point or its class."""
-    if mark.mask is not None and not areas([mark.mask])[0]:
-        return replace(mark, mask=None)
-    return mark
+def _without_empty_mask(weak_label: WeakLabel) -> WeakLabel:
+    """A weak_label whose mask has no pixel says no more than its box, its point or its class."""
+    if weak_label.mask is not None and not areas([weak_label.mask])[0]:
+        return replace(weak_label, mask=None)
+    return weak_label
 
 
 def _needed(annotation: Annotation) -> list[int]:
-    """The marks that require a region: all with a place, and tags of classes without any."""
-    placed = {mark.label for mark in annotation if mark.kind != "tag"}
+    """The weak_labels that require a region: all with a place, and tags of classes without any."""
+    placed = {weak_label.label for weak_label in annotation if weak_label.kind != "tag"}
     needed: list[int] = []
-    for number, mark in enumerate(annotation):
-        if mark.kind != "tag":
+    for number, weak_label in enumerate(annotation):
+        if weak_label.kind != "tag":
             needed.append(number)
-        elif mark.label not in placed:
-            placed.add(mark.label)
+        elif weak_label.label not in placed:
+            placed.add(weak_label.label)
             needed.append(number)
     return needed
 
@@ -203,12 +208,12 @@ def _completed(
     image: Image | None,
     box_overlap: float,
 ) -> tuple[RegionSet, list[Tensor], int]:
-    """The same with a region of its own for every mark that cannot get one."""
+    """The same with a region of its own for every weak_label that cannot get one."""
     lacking = _lacking(admitted, needed)
     if not lacking:
         return regions, admitted, 0
     before = len(regions)
-    new = [stand_in(annotation[i], regions, image, box_overlap) for i in lacking]
+    new = [fallback_region(annotation[i], regions, image, box_overlap) for i in lacking]
     regions = with_masks(regions, new, score=0.0)
     wider = []
     for number, row in enumerate(admitted):
@@ -221,7 +226,7 @@ def _completed(
 
 
 def _lacking(admitted: list[Tensor], needed: list[int]) -> list[int]:
-    """The needed marks for which no region of their own is left."""
+    """The needed weak_labels for which no region of their own is left."""
     if not needed:
         return []
     found = _matched(torch.stack([admitted[i] for i in needed])).tolist()
@@ -243,14 +248,14 @@ MOSTLY = 0.5
 """A region belongs to the place of a crowd if more than this share of it lies there."""
 
 
-def admissible_regions(
+def compatible_regions(
     number: int,
     annotation: Annotation,
     regions: RegionSet,
     seeds: Seeds | None,
     box_overlap: float,
 ) -> Tensor:
-    """Which regions meet mark `number` of the annotation, bool [P].
+    """Which regions meet weak_label `number` of the annotation, bool [P].
 
     - A tag: all; with seeds, those that hold a peak of its class and none of another.
     - A point: those that contain it, and no other point.
@@ -260,33 +265,33 @@ def admissible_regions(
 
     Where two conditions leave no region, the second of them is dropped.
     """
-    mark = annotation[number]
+    weak_label = annotation[number]
     if len(regions) == 0:
         return torch.zeros(0, dtype=torch.bool)
-    if mark.crowd and mark.kind in ("box", "mask"):
-        inside = torch.from_numpy(place_of(mark, regions.size))[None].float()
+    if weak_label.crowd and weak_label.kind in ("box", "mask"):
+        inside = torch.from_numpy(place_of(weak_label, regions.size))[None].float()
         return regions.pool(inside, over="region")[:, 0] > MOSTLY
-    if mark.box is not None:
-        fit = regions.box_iou([mark.box])[:, 0]
+    if weak_label.box is not None:
+        fit = regions.box_iou([weak_label.box])[:, 0]
         fits = (fit >= box_overlap) & (fit >= NEARLY * fit.max())
-        if mark.point is None:
+        if weak_label.point is None:
             return fits
-        return first_that_leaves_any(fits & regions.contains([mark.point])[:, 0], fits)
-    if mark.point is not None:
-        contains = regions.contains([mark.point])[:, 0]
+        return first_that_leaves_any(fits & regions.contains([weak_label.point])[:, 0], fits)
+    if weak_label.point is not None:
+        contains = regions.contains([weak_label.point])[:, 0]
         others = annotation.points[[i for i in range(len(annotation)) if i != number]]
         others = others[others.isfinite().all(dim=1)]
         return first_that_leaves_any(contains & ~regions.contains(others).any(dim=1), contains)
-    return _seeded(mark.label, regions, seeds)
+    return _seeded(weak_label.label, regions, seeds)
 
 
-def place_of(mark: Mark, size: Size) -> npt.NDArray[np.bool_]:
-    """The pixels of a mark's mask, or else of its box."""
-    if mark.mask is not None:
-        return rle.decode([mark.mask], size)[0].astype(bool)
-    assert mark.box is not None
-    x0, y0 = int(np.floor(mark.box[0])), int(np.floor(mark.box[1]))
-    x1, y1 = int(np.ceil(mark.box[2])), int(np.ceil(mark.box[3]))
+def place_of(weak_label: WeakLabel, size: Size) -> npt.NDArray[np.bool_]:
+    """The pixels of a weak_label's mask, or else of its box."""
+    if weak_label.mask is not None:
+        return rle.decode([weak_label.mask], size)[0].astype(bool)
+    assert weak_label.box is not None
+    x0, y0 = int(np.floor(weak_label.box[0])), int(np.floor(weak_label.box[1]))
+    x1, y1 = int(np.ceil(weak_label.box[2])), int(np.ceil(weak_label.box[3]))
     inside: npt.NDArray[np.bool_] = np.zeros(size, dtype=bool)
     inside[y0:y1, x0:x1] = True
     return inside
@@ -306,10 +311,13 @@ def _seeded(label: int, regions: RegionSet, seeds: Seeds | None) -> Tensor:
 Mask = npt.NDArray[np.bool_]
 
 
-def stand_in(
-    mark: Mark, regions: RegionSet, image: npt.NDArray[np.uint8] | None, box_overlap: float
+def fallback_region(
+    weak_label: WeakLabel,
+    regions: RegionSet,
+    image: npt.NDArray[np.uint8] | None,
+    box_overlap: float,
 ) -> RLE:
-    """A region for a mark: GrabCut's answer or else the box, the superpixel of a point, or all.
+    """A region for a weak_label: GrabCut's answer or else the box, the superpixel of a point, or all.
 
     Args:
         image: for GrabCut, [H, W, 3].
@@ -317,13 +325,13 @@ def stand_in(
     """
     height, width = regions.size
     mask: Mask = np.ones((height, width), dtype=bool)
-    if mark.mask is not None or mark.box is not None:
-        mask = place_of(mark, regions.size)
-        cut = grab_cut(image, mask) if image is not None and not mark.crowd else None
+    if weak_label.mask is not None or weak_label.box is not None:
+        mask = place_of(weak_label, regions.size)
+        cut = grab_cut(image, mask) if image is not None and not weak_label.crowd else None
         if cut is not None and _box_overlap(cut, mask) >= box_overlap:
             mask = cut
-    elif mark.point is not None:
-        x, y = min(int(mark.point[0]), width - 1), min(int(mark.point[1]), height - 1)
+    elif weak_label.point is not None:
+        x, y = min(int(weak_label.point[0]), width - 1), min(int(weak_label.point[1]), height - 1)
         superpixels = regions.superpixels.cpu().numpy()
         mask = superpixels == superpixels[y, x]
     return rle.encode(mask[None])[0]

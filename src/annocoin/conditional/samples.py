@@ -21,14 +21,14 @@ class Samples:
         labels: y^k, int64 [K, P] of 0..C, mostly 0.
         margins: how much better the label is than the background, float32 [K, P]; 0 there.
         met: the region that meets each of R requirements, int64 [K, R].
-        marks: the mark of the annotation behind each requirement, R of them.
+        annotation_index: the weak_label of the annotation behind each requirement, R of them.
     """
 
     regions: RegionSet
     labels: Tensor
     margins: Tensor
     met: Tensor
-    marks: tuple[int, ...]
+    annotation_index: tuple[int, ...]
 
     def __len__(self) -> int:
         return len(self.labels)

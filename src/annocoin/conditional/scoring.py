@@ -10,7 +10,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from annocoin.conditional.inference import BETWEEN, OVERLAP, Labelling, OverlapOf, clashes, infer
+from annocoin.conditional.inference import (
+    BETWEEN,
+    OVERLAP,
+    Labelling,
+    OverlapOf,
+    build_suppression,
+    infer,
+)
 from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.conditional.requirements import Requirements
 from annocoin.conditional.samples import Samples
@@ -38,7 +45,7 @@ SHARPNESS = 1.0
 """How much more high scores count among votes."""
 
 
-KINSHIP = 4
+IOU_EXPONENT = 4
 """The power of the IoU by which regions hear one another's votes: few but near relatives."""
 
 
@@ -52,53 +59,58 @@ class ScoringOptions:
     Args:
         terms: unary, pairwise and higher order terms, the columns of the paper's ablation.
         prior: how much what the seeds say counts in the unary term, see `seed_prior`.
-        trust: how much what a prediction network thinks of the regions counts there, if it was
+        prediction_weight: how much what a prediction network thinks of the regions counts there, if it was
             asked; our addition to the paper, 0 leaves it out.
-        doubt: how far samples differ in that: the first, which has no noise either, trusts as said,
-            the others from 1 - doubt to 1 + doubt times as much. Where the two networks disagree
+        prediction_weight_spread: how far samples differ in that: the first, which has no noise either, trusts as said,
+            the others from 1 - prediction_weight_spread to 1 + prediction_weight_spread times as much. Where the two networks disagree
             nobody knows, and samples should say so. 0: they differ by their noise alone.
         pairwise: the form of the pairwise term, see `coupling`.
         sharpness: see `votes_of_neighbours`.
         iterations, delta: see `agreement_of_neighbours`.
-        price: what every instance costs in S(y): a scene has few objects, and none for a slight
+        instance_penalty: what every instance costs in S(y): a scene has few objects, and none for a slight
             reason. The paper has none.
         most, overlap, between: the overlap at which a region leaves the race and how it is
-            measured, see `clashes`.
-        exhaustive, exchanging: see `infer`.
+            measured, see `suppression`.
+        select_all, local_search: see `infer`.
     """
 
     terms: Terms = "U+P+H"
     prior: float = 1.0
-    trust: float = 1.0
-    doubt: float = 1.0
+    prediction_weight: float = 1.0
+    prediction_weight_spread: float = 1.0
     pairwise: PairwiseForm = "votes"
     sharpness: float = SHARPNESS
     iterations: int = ITERATIONS
     delta: float = DELTA
-    price: float = 0.0
-    most: float = OVERLAP
+    instance_penalty: float = 0.0
+    nms_threshold: float = OVERLAP
     overlap: OverlapOf = "smaller"
-    between: float = BETWEEN
-    exhaustive: bool = False
-    exchanging: bool = False
+    cross_class_nms_threshold: float = BETWEEN
+    select_all: bool = False
+    local_search: bool = False
 
     def __post_init__(self) -> None:
         check_choice("terms", self.terms, get_args(Terms))
         check_choice("pairwise", self.pairwise, get_args(PairwiseForm))
         check_choice("overlap", self.overlap, get_args(OverlapOf))
         check_positive("iterations", self.iterations)
-        if not (self.sharpness > 0 and self.delta > 0 and 0 <= self.most <= 1 and self.prior >= 0):
+        if not (
+            self.sharpness > 0
+            and self.delta > 0
+            and 0 <= self.nms_threshold <= 1
+            and self.prior >= 0
+        ):
             raise InputError(
-                f"sharpness {self.sharpness}, delta {self.delta}, most {self.most}, "
+                f"sharpness {self.sharpness}, delta {self.delta}, most {self.nms_threshold}, "
                 f"prior {self.prior}; expected above 0, above 0, 0 to 1, and 0 or more"
             )
-        if not (self.trust >= 0 and 0 <= self.doubt <= 1):
+        if not (self.prediction_weight >= 0 and 0 <= self.prediction_weight_spread <= 1):
             raise InputError(
-                f"trust {self.trust}, doubt {self.doubt}; expected 0 or more, and 0 to 1"
+                f"prediction_weight {self.prediction_weight}, prediction_weight_spread {self.prediction_weight_spread}; expected 0 or more, and 0 to 1"
             )
-        if not (self.price >= 0 and 0 <= self.between <= 1):
+        if not (self.instance_penalty >= 0 and 0 <= self.cross_class_nms_threshold <= 1):
             raise InputError(
-                f"price {self.price}, between {self.between}; expected 0 or more, and 0 to 1"
+                f"instance_penalty {self.instance_penalty}, between {self.cross_class_nms_threshold}; expected 0 or more, and 0 to 1"
             )
 
 
@@ -124,19 +136,22 @@ class Candidates:
         self.thought: Tensor | None = None
         if seeds is not None and self.options.prior:
             self.prior = self.options.prior * seed_prior(requirements, seeds)
-        if table is not None and self.options.trust:
+        if table is not None and self.options.prediction_weight:
             expected = (len(requirements.regions), len(requirements.labels) + 1)
             if table.shape != expected:
                 raise InputError(f"a loss table of shape {tuple(table.shape)}; expected {expected}")
-            self.thought = self.options.trust * (table[:, :1] - table[:, 1:])
+            self.thought = self.options.prediction_weight * (table[:, :1] - table[:, 1:])
         if self.options.terms != "U+P+H":
             requirements = requirements.without_obligation()
         self.requirements = requirements
         form: PairwiseForm = "none" if self.options.terms == "U" else self.options.pairwise
         self.form = form
         self.coupling = coupling(requirements.regions, form)
-        self.clashing = clashes(
-            requirements, self.options.most, self.options.overlap, self.options.between
+        self.suppression = build_suppression(
+            requirements,
+            self.options.nms_threshold,
+            self.options.overlap,
+            self.options.cross_class_nms_threshold,
         )
 
     def to(self, device: torch.device | str) -> Candidates:
@@ -146,7 +161,7 @@ class Candidates:
         moved = copy.copy(self)
         moved.__dict__.pop("iou", None)
         moved.requirements = self.requirements.to(device)
-        moved.clashing = self.clashing.to(device)
+        moved.suppression = self.suppression.to(device)
         moved.coupling = None if self.coupling is None else self.coupling.to(device)
         moved.prior = None if self.prior is None else self.prior.to(device)
         moved.thought = None if self.thought is None else self.thought.to(device)
@@ -180,9 +195,9 @@ class Candidates:
             delta=self.options.delta,
             sharpness=self.options.sharpness,
         )
-        if not self.options.price:
+        if not self.options.instance_penalty:
             return scores
-        return torch.cat([scores[..., :1], scores[..., 1:] - self.options.price], dim=-1)
+        return torch.cat([scores[..., :1], scores[..., 1:] - self.options.instance_penalty], dim=-1)
 
     def _trusted(self, count: int) -> Tensor | None:
         """What the prediction network thinks, as far as each of K samples trusts it: [K, P, J]."""
@@ -190,7 +205,7 @@ class Candidates:
             return None
         others = count - 1
         spread = (2 * torch.arange(others) + 1) / max(1, others) - 1
-        shares = 1 + self.options.doubt * torch.cat([torch.zeros(1), spread])
+        shares = 1 + self.options.prediction_weight_spread * torch.cat([torch.zeros(1), spread])
         return shares.to(self.thought)[:, None, None] * self.thought
 
     def infer(self, scores: Tensor) -> Labelling:
@@ -198,9 +213,9 @@ class Candidates:
         return infer(
             scores,
             self.requirements,
-            self.clashing,
-            exhaustive=self.options.exhaustive,
-            exchanging=self.options.exchanging,
+            self.suppression,
+            select_all=self.options.select_all,
+            local_search=self.options.local_search,
         )
 
     def samples(self, scores: Tensor) -> Samples:
@@ -213,7 +228,7 @@ class Candidates:
             labels=labelling.labels.cpu(),
             margins=(own - scores[..., 0]).detach().float().cpu(),
             met=labelling.met.cpu(),
-            marks=tuple(r.mark for r in self.requirements.required),
+            annotation_index=tuple(r.annotation_index for r in self.requirements.required),
         )
 
 
@@ -228,16 +243,16 @@ def draw_samples(
     """Samples of the conditional distribution for one image.
 
     Args:
-        pixels: the image as the network sees it, [3, H, W] in 0..1 (`look_at`).
+        pixels: the image as the network sees it, [3, H, W] in 0..1 (`resize_longest_side`).
         count: K; 0 gives the single sample of the pointwise network PW_c, with zero noise. With
-            doubt, see `ScoringOptions`, the first of K has none either.
+            prediction_weight_spread, see `ScoringOptions`, the first of K has none either.
         generator: of the noise.
     """
     device = net.mean.device
     candidates = candidates.to(device)
     features = net.features(pixels[None].to(device))[0]
     noise = net.noise(count, features, generator) if count else None
-    if noise is not None and candidates.options.doubt:
+    if noise is not None and candidates.options.prediction_weight_spread:
         noise[0] = 0
     unary = net.unary(features, noise, candidates.regions, candidates.columns)
     return candidates.samples(candidates.scores(unary))
@@ -254,7 +269,7 @@ def coupling(regions: RegionSet, form: PairwiseForm) -> Tensor | None:
     if form == "none":
         return None
     if form == "votes":
-        return regions.iou() ** KINSHIP
+        return regions.iou() ** IOU_EXPONENT
     near = regions.neighbours().float()
     if form == "literal":
         return near * torch.exp(-regions.edge_mass())
@@ -338,16 +353,18 @@ LEAST_OVERLAP = 0.02
 
 
 def seed_votes(requirements: Requirements, seeds: Seeds) -> Tensor:
-    """The share of each seed's vote that each region gets, [N, P], of those its mark admits.
+    """The share of each seed's vote that each region gets, [N, P], of those its weak_label admits.
 
     See `annocoin.seeds.votes.vote`.
     """
     labels = requirements.labels
-    by_mark = {r.mark: r.admissible for r in requirements.required}
+    by_mark = {r.annotation_index: r.compatible for r in requirements.required}
     rows = []
-    for label, mark in zip(seeds.labels.tolist(), seeds.marks.tolist(), strict=True):
+    for label, weak_label in zip(
+        seeds.labels.tolist(), seeds.annotation_index.tolist(), strict=True
+    ):
         further = requirements.further[labels.index(label)]
-        rows.append(by_mark.get(mark, further))
+        rows.append(by_mark.get(weak_label, further))
     return vote(requirements.regions, seeds, torch.stack(rows) if rows else None)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from annocoin.data.images import inside
 from annocoin.data.parsing import field
-from annocoin.engine.distribution import Party
+from annocoin.engine.distribution import ProcessGroup
 from annocoin.errors import InputError
 from annocoin.files import only_one, read_json, write_bytes, write_json
 from annocoin.types import ImageId
@@ -79,11 +79,11 @@ class ArtefactFolder(Mapping[ImageId, T]):
         out: Path,
         made: Mapping[str, Any],
         names: Iterable[tuple[ImageId, str]],
-        party: Party | None = None,
+        group: ProcessGroup | None = None,
     ) -> Iterator[dict[ImageId, Path]]:
         """Hold the folder; gives the file of each image, to be written to.
 
-        A second process is refused, unless it is of the same party: then each writes some files.
+        A second process is refused, unless it is of the same group: then each writes some files.
 
         The images join the folder's index. A folder whose files were made in another way is an
         error, and so is one that holds something else.
@@ -92,10 +92,10 @@ class ArtefactFolder(Mapping[ImageId, T]):
             made: how the files are made: names and values that JSON can hold.
             names: the images' ids and the names of their files.
         """
-        if party is not None and not party.is_first:
-            party.wait()
+        if group is not None and not group.is_main:
+            group.barrier()
             yield {image_id: inside(out, name, str(out)) for image_id, name in names}
-            party.wait()
+            group.barrier()
             return
         if out.exists() and not (out.is_dir() and cls._is_ours(out)):
             raise InputError(
@@ -103,11 +103,11 @@ class ArtefactFolder(Mapping[ImageId, T]):
             )
         with only_one(out / LOCK):
             files = cls._write_index(out, made, names)
-            if party is not None:
-                party.wait()
+            if group is not None:
+                group.barrier()
             yield files
-            if party is not None:
-                party.wait()
+            if group is not None:
+                group.barrier()
 
     @classmethod
     def _is_ours(cls, folder: Path) -> bool:

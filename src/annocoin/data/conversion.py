@@ -57,9 +57,9 @@ def with_instances(labelled: LabelledImages, found: Mapping[ImageId, Instances])
 
 def _write_results(labelled: LabelledImages, out: Path) -> ConversionLoss:
     loss = ConversionLoss()
-    for mark in (mark for image in labelled for mark in image.annotation):
-        if mark.mask is None:
-            loss.drop(f"{mark.kind} labels")
+    for weak_label in (weak_label for image in labelled for weak_label in image.annotation):
+        if weak_label.mask is None:
+            loss.drop(f"{weak_label.kind} labels")
     found = {image.image_id: image.annotation.instances() for image in labelled}
     write_predictions(out, found, labelled.category_ids)
     return loss

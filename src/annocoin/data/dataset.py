@@ -19,7 +19,7 @@ from annocoin import masks
 from annocoin.data.images import read_image
 from annocoin.data.parsing import unique
 from annocoin.errors import InputError, Problems, brief, check_choice
-from annocoin.types import Annotation, Box, ImageId, Instances, Mark
+from annocoin.types import Annotation, Box, ImageId, Instances, WeakLabel
 
 Masks = Literal["never", "optional", "required"]
 """Whether a reader gives masks: not even opened, where there are any, or for every image."""
@@ -35,8 +35,8 @@ class LabelledImage:
         image_id: the file's stem, or COCO's own id.
         file_name: where the image lies in its dataset, with "/" between folders.
         path: the image file; None if a COCO file came without its images.
-        annotation: the marks, in the order of the file.
-        listed_labels: the class of each mark by VOC's object list, where masks came with it:
+        annotation: the weak_labels, in the order of the file.
+        listed_labels: the class of each weak_label by VOC's object list, where masks came with it:
             the pixels' classes, in `annotation`, differ from it in a few images.
     """
 
@@ -171,9 +171,9 @@ class WeakDataset(Sequence[WeakImage]):
 
     @property
     def fully_masked(self) -> bool:
-        """Whether there are marks, and each has a mask: nothing is left to be found out."""
-        marks = [mark for image in self.images for mark in image.annotation]
-        return bool(marks) and all(mark.mask is not None for mark in marks)
+        """Whether there are weak_labels, and each has a mask: nothing is left to be found out."""
+        weak_labels = [weak_label for image in self.images for weak_label in image.annotation]
+        return bool(weak_labels) and all(weak_label.mask is not None for weak_label in weak_labels)
 
     def with_classes(self, classes: tuple[str, ...], source: str) -> WeakDataset:
         """The same with the numbers that these classes have, which hold all of its own.
@@ -188,11 +188,13 @@ class WeakDataset(Sequence[WeakImage]):
             raise InputError(f"{source}: has no class {unknown[0]!r}; it has {brief(classes)}")
         images = []
         for image in self.images:
-            marks = tuple(
-                replace(mark, label=classes.index(self.classes[mark.label - 1]) + 1)
-                for mark in image.annotation
+            weak_labels = tuple(
+                replace(weak_label, label=classes.index(self.classes[weak_label.label - 1]) + 1)
+                for weak_label in image.annotation
             )
-            images.append(replace(image, annotation=replace(image.annotation, marks=marks)))
+            images.append(
+                replace(image, annotation=replace(image.annotation, weak_labels=weak_labels))
+            )
         numbers = tuple(range(1, len(classes) + 1))
         return WeakDataset(classes, numbers, self.supervision, tuple(images))
 
@@ -217,13 +219,15 @@ class EvaluationDataset:
     """
 
     def __init__(self, labelled: LabelledImages) -> None:
-        if not any(mark.mask is not None for image in labelled for mark in image.annotation):
+        if not any(
+            weak_label.mask is not None for image in labelled for weak_label in image.annotation
+        ):
             raise InputError(
                 f"{labelled.source}: no masks in it; evaluation needs a dataset with true masks"
             )
         self.labelled = labelled
         self.without_mask = sum(
-            mark.mask is None for image in labelled for mark in image.annotation
+            weak_label.mask is None for image in labelled for weak_label in image.annotation
         )
         self._images = {image.image_id: image for image in labelled}
 
@@ -250,7 +254,9 @@ class EvaluationDataset:
         annotation = image.annotation
         if classes_from == "objects" and image.listed_labels is not None:
             pairs = zip(annotation, image.listed_labels, strict=True)
-            annotation = replace(annotation, marks=tuple(replace(m, label=j) for m, j in pairs))
+            annotation = replace(
+                annotation, weak_labels=tuple(replace(m, label=j) for m, j in pairs)
+            )
         return annotation.instances()
 
 
@@ -281,21 +287,24 @@ def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
     """Keep only what the supervision allows.
 
     image: each class once. box: boxes (of a mask, its tight box). point: points (of a mask, the
-    point deepest inside). A mark that cannot say what is asked for, and a crowd, which is no single
-    object, becomes a tag. mixed: every mark as it is. mask: those with masks, as in evaluation.
+    point deepest inside). A weak_label that cannot say what is asked for, and a crowd, which is no single
+    object, becomes a tag. mixed: every weak_label as it is. mask: those with masks, as in evaluation.
     """
     check_choice("supervision", supervision, get_args(Supervision))
     if supervision == "mixed":
         return annotation
     if supervision == "mask":
-        masked = tuple(mark for mark in annotation if mark.mask is not None)
-        return replace(annotation, marks=masked)
+        masked = tuple(weak_label for weak_label in annotation if weak_label.mask is not None)
+        return replace(annotation, weak_labels=masked)
     if supervision == "image":
-        tags = tuple(Mark(label) for label in annotation.distinct_labels)
+        tags = tuple(WeakLabel(label) for label in annotation.distinct_labels)
         return Annotation(annotation.size, tags)
     place = _only_box if supervision == "box" else _only_point
-    marks = tuple(Mark(mark.label) if mark.crowd else place(mark) for mark in annotation)
-    return Annotation(annotation.size, marks)
+    weak_labels = tuple(
+        WeakLabel(weak_label.label) if weak_label.crowd else place(weak_label)
+        for weak_label in annotation
+    )
+    return Annotation(annotation.size, weak_labels)
 
 
 def _of_these(
@@ -306,20 +315,20 @@ def _of_these(
     return {name: tuple(i for i in ids if i in there) for name, ids in splits.items()}
 
 
-def tight_box(mark: Mark) -> Box | None:
-    """The mark's box, else its mask's; None if it has neither."""
-    if mark.box is not None or mark.mask is None:
-        return mark.box
-    x0, y0, x1, y1 = masks.boxes([mark.mask])[0].tolist()
+def tight_box(weak_label: WeakLabel) -> Box | None:
+    """The weak_label's box, else its mask's; None if it has neither."""
+    if weak_label.box is not None or weak_label.mask is None:
+        return weak_label.box
+    x0, y0, x1, y1 = masks.boxes([weak_label.mask])[0].tolist()
     return (x0, y0, x1, y1) if x1 > x0 else None
 
 
-def _only_box(mark: Mark) -> Mark:
-    return Mark(mark.label, box=tight_box(mark), difficult=mark.difficult)
+def _only_box(weak_label: WeakLabel) -> WeakLabel:
+    return WeakLabel(weak_label.label, box=tight_box(weak_label), difficult=weak_label.difficult)
 
 
-def _only_point(mark: Mark) -> Mark:
-    point = mark.point
-    if point is None and mark.mask is not None and tight_box(mark) is not None:
-        point = masks.interior_point(mark.mask)
-    return Mark(mark.label, point=point, difficult=mark.difficult)
+def _only_point(weak_label: WeakLabel) -> WeakLabel:
+    point = weak_label.point
+    if point is None and weak_label.mask is not None and tight_box(weak_label) is not None:
+        point = masks.interior_point(weak_label.mask)
+    return WeakLabel(weak_label.label, point=point, difficult=weak_label.difficult)

@@ -31,10 +31,10 @@ from annocoin.seeds.classifier import (
     Classifier,
     ClassifierArchitecture,
     Image,
-    look_at,
     mean_over_classes,
     peak_scores,
     read_checkpoint,
+    resize_longest_side,
     tag_average_precision,
     write_checkpoint,
 )
@@ -155,7 +155,7 @@ def predict_tags(net: Classifier, dataset: WeakDataset) -> Tensor:
     device = net.mean.device
     rows = []
     for image in track(dataset.images, "tags"):
-        pixels = look_at(image.pixels(), net.architecture.size)[None].to(device)
+        pixels = resize_longest_side(image.pixels(), net.architecture.size)[None].to(device)
         rows.append(net.scores(net(pixels.contiguous(memory_format=torch.channels_last)))[0].cpu())
     return torch.stack(rows) if rows else torch.zeros(0, len(dataset.classes))
 
@@ -312,13 +312,13 @@ COLOURS = 0.3
 
 
 def augmented(image: Image, size: int, rng: np.random.Generator) -> Tensor:
-    """An image uint8 [H, W, 3], changed at random, in a square: [3, size, size] in 0..1.
+    """An image uint8 [H, W, 3], override at random, in a square: [3, size, size] in 0..1.
 
     What does not fit is cut, at most a fifth of the longer side, so that tags mostly stay true;
     what is left of the square has ImageNet's mean colour.
     """
     longer = max(1, round(size * rng.uniform(*SCALES)))
-    pixels = look_at(_recoloured(image, rng), longer)
+    pixels = resize_longest_side(_recoloured(image, rng), longer)
     if rng.random() < 0.5:
         pixels = pixels.flip(2)
     square = torch.tensor(MEAN).view(3, 1, 1).expand(3, size, size).clone()
@@ -341,6 +341,6 @@ def _recoloured(image: Image, rng: np.random.Generator) -> Image:
     brightness, contrast, saturation = rng.uniform(1 - COLOURS, 1 + COLOURS, 3)
     grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     mean = float(grey.mean())
-    changed = saturation * image + (1 - saturation) * grey[:, :, None].astype(np.float32)
-    changed = brightness * (contrast * changed + (1 - contrast) * mean)
-    return np.clip(changed, 0, 255).astype(np.uint8)
+    override = saturation * image + (1 - saturation) * grey[:, :, None].astype(np.float32)
+    override = brightness * (contrast * override + (1 - contrast) * mean)
+    return np.clip(override, 0, 255).astype(np.uint8)

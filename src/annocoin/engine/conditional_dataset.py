@@ -1,4 +1,4 @@
-"""Cases: the images of a dataset, each made ready for the conditional network when asked for."""
+"""ConditionalDataset: the images of a dataset, each made ready for the conditional network when asked for."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from annocoin.conditional.scoring import Candidates, ScoringOptions, seed_votes
 from annocoin.data.dataset import WeakDataset
 from annocoin.errors import InputError, check_choice
 from annocoin.regions.storage import RegionFolder
-from annocoin.seeds.classifier import look_at
+from annocoin.seeds.classifier import resize_longest_side
 from annocoin.seeds.seed_set import SeedFolder, Seeds
-from annocoin.seeds.votes import BEST, seed_pixels, soft_labels, worth_keeping
+from annocoin.seeds.votes import BEST, filter_regions, seed_pixels, soft_labels
 from annocoin.types import ImageId
 
 Targets = Literal["votes", "pixels"]
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class ConditionalExample:
     """One image.
 
     Args:
         pixels: as the network sees it, [3, h, w] in 0..1.
         requirements: its regions, and what its annotation demands of them.
         seeds: the first guess of where its objects are.
-        flipped: whether pixels and targets have left and right changed.
+        flipped: whether pixels and targets have left and right override.
         table: what a prediction network thinks of the regions, D [P, J+1], if it was asked.
     """
 
@@ -45,7 +45,7 @@ class Case:
         """How much every pixel belongs to the background and each class: [J+1, H, W], sums to 1.
 
         Args:
-            source: "votes" of the seeds, for regions that meet their marks; or the "pixels" of the
+            source: "votes" of the seeds, for regions that meet their weak_labels; or the "pixels" of the
                 seeds themselves, where their responses are strong (the paper's words, literally).
         """
         check_choice("targets", source, get_args(Targets))
@@ -64,8 +64,8 @@ class Case:
         shares = torch.cat([background, classes])
         return shares / shares.sum(dim=0)
 
-    def mirrored(self) -> Case:
-        """Left and right changed, for learning from targets; its regions are not."""
+    def mirrored(self) -> ConditionalExample:
+        """Left and right override, for learning from targets; its regions are not."""
         return replace(self, pixels=self.pixels.flip(2), flipped=not self.flipped)
 
     def candidates(self, options: ScoringOptions | None = None) -> Candidates:
@@ -75,14 +75,14 @@ class Case:
         return Candidates(self.requirements, options, seeds=self.seeds, table=self.table)
 
 
-class Cases(Sequence[Case]):
+class ConditionalDataset(Sequence[ConditionalExample]):
     """The images of a dataset that have regions and seeds, by position.
 
     Args:
         size: the length of an image's longer side when the network sees it.
         filtered: whether only regions that seeds touch, and the `best` others, are kept.
         seeded: whether tags admit only regions that hold a peak of their class.
-        tables: what a prediction network thinks of the images' regions, see `Case`.
+        tables: what a prediction network thinks of the images' regions, see `ConditionalExample`.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class Cases(Sequence[Case]):
         return len(self.images)
 
     @overload
-    def __getitem__(self, position: int) -> Case: ...
+    def __getitem__(self, position: int) -> ConditionalExample: ...
     @overload
-    def __getitem__(self, position: slice) -> list[Case]: ...
-    def __getitem__(self, position: int | slice) -> Case | list[Case]:
+    def __getitem__(self, position: slice) -> list[ConditionalExample]: ...
+    def __getitem__(self, position: int | slice) -> ConditionalExample | list[ConditionalExample]:
         if isinstance(position, slice):
             return [self[i] for i in range(len(self))[position]]
         image = self.images[position]
@@ -125,7 +125,7 @@ class Cases(Sequence[Case]):
         regions, seeds = self.regions[image.image_id], self.seeds[image.image_id]
         seeds.check_for(image.annotation)
         if self.filtered:
-            kept = worth_keeping(
+            kept = filter_regions(
                 regions,
                 seeds,
                 image.annotation,
@@ -141,5 +141,5 @@ class Cases(Sequence[Case]):
             box_overlap=self.box_overlap,
         )
         table = None if self.tables is None else self.tables[image.image_id]
-        seen = look_at(pixels, self.size)
-        return Case(image.image_id, seen, requirements, seeds, table=table)
+        seen = resize_longest_side(pixels, self.size)
+        return ConditionalExample(image.image_id, seen, requirements, seeds, table=table)

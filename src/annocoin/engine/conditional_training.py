@@ -11,23 +11,23 @@ from torch.nn import functional as F
 
 from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.conditional.scoring import Candidates
-from annocoin.engine.conditional_dataset import Case, Cases
+from annocoin.engine.conditional_dataset import ConditionalDataset, ConditionalExample
 from annocoin.engine.config import ConditionalOptions
-from annocoin.engine.distribution import Party
+from annocoin.engine.distribution import ProcessGroup
 from annocoin.engine.randomness import generator_at, seed_of
-from annocoin.engine.trainer import Batch, Figures, Support, learn, order, places_at
+from annocoin.engine.trainer import Batch, Figures, Support, batch_indices, learn, order
 from annocoin.errors import InputError, brief
 from annocoin.objective.direct_loss import conditional_surrogate
 from annocoin.objective.diversity import cross_diversity, self_diversity
 from annocoin.objective.task_loss import disagreement_table, total
 
-LossOf = Callable[[Case, Tensor, int], tuple[Tensor, Figures]]
+LossOf = Callable[[ConditionalExample, Tensor, int], tuple[Tensor, Figures]]
 """The loss of one case, from its features [F, h, w] and the step's number."""
 
 
 def train_conditional(
     net: ConditionalNetwork,
-    cases: Sequence[Case],
+    cases: Sequence[ConditionalExample],
     options: ConditionalOptions,
     steps: int,
     rate: float,
@@ -35,13 +35,13 @@ def train_conditional(
     doing: str,
     support: Support | None,
     *,
-    augmented: Callable[[Case, int], Case] | None = None,
+    augmented: Callable[[ConditionalExample, int], ConditionalExample] | None = None,
 ) -> None:
     """Steps on the mean loss of batches of cases."""
     _check_classes(net, cases)
 
-    def batch_at(step: int, party: Party) -> Batch:
-        places = places_at(step, options.batch, len(cases), party, options.seed, doing)
+    def batch_at(step: int, group: ProcessGroup) -> Batch:
+        places = batch_indices(step, options.batch, len(cases), group, options.seed, doing)
         batch = [cases[place] for place in places]
         if augmented is not None:
             batch = [augmented(case, step) for case in batch]
@@ -67,7 +67,9 @@ class _ConditionalStep(nn.Module):
         self.net = net
         self.loss_of, self.doing = loss_of, doing
 
-    def forward(self, batch: Sequence[Case], step: int) -> tuple[dict[str, Tensor], Figures]:
+    def forward(
+        self, batch: Sequence[ConditionalExample], step: int
+    ) -> tuple[dict[str, Tensor], Figures]:
         features = features_of(self.net, [case.pixels for case in batch])
         total = features[0].new_zeros(())
         figures: list[Figures] = []
@@ -85,8 +87,8 @@ class _ConditionalStep(nn.Module):
         return {"surrogate": total}, means
 
 
-def _check_classes(net: ConditionalNetwork, cases: Sequence[Case]) -> None:
-    if isinstance(cases, Cases) and cases.classes != net.architecture.classes:
+def _check_classes(net: ConditionalNetwork, cases: Sequence[ConditionalExample]) -> None:
+    if isinstance(cases, ConditionalDataset) and cases.classes != net.architecture.classes:
         raise InputError(
             f"a conditional network of {brief(net.architecture.classes)}; "
             f"the dataset has {brief(cases.classes)}"
@@ -113,7 +115,7 @@ def features_of(net: ConditionalNetwork, images: Sequence[Tensor]) -> list[Tenso
 
 def train_from_seeds(
     net: ConditionalNetwork,
-    cases: Sequence[Case],
+    cases: Sequence[ConditionalExample],
     options: ConditionalOptions | None = None,
     *,
     support: Support | None = None,
@@ -128,7 +130,7 @@ def train_from_seeds(
     options = options or ConditionalOptions()
     doing = "from seeds"
 
-    def loss_of(case: Case, features: Tensor, step: int) -> tuple[Tensor, Figures]:
+    def loss_of(case: ConditionalExample, features: Tensor, step: int) -> tuple[Tensor, Figures]:
         targets = case.targets(options.targets).to(features)
         wanted = F.interpolate(targets[None], features.shape[-2:], mode="area")[0]
         noise = None
@@ -139,7 +141,7 @@ def train_from_seeds(
         loss = -(wanted * scores.float().log_softmax(dim=0)).sum(dim=0).mean()
         return loss, {"cross_entropy": loss.item()}
 
-    def augmented(case: Case, step: int) -> Case:
+    def augmented(case: ConditionalExample, step: int) -> ConditionalExample:
         flip = seed_of(options.seed, doing, "mirror", step, str(case.image_id)) % 2 == 1
         return case.mirrored() if flip else case
 
@@ -150,13 +152,13 @@ def train_from_seeds(
     net.eval()
     with torch.no_grad():
         assert net.classify.bias is not None
-        net.classify.bias[0] -= options.boldness
+        net.classify.bias[0] -= options.foreground_bias
         if options.noise:
             _give_noise_weights(net, cases, options)
 
 
 def _give_noise_weights(
-    net: ConditionalNetwork, cases: Sequence[Case], options: ConditionalOptions
+    net: ConditionalNetwork, cases: Sequence[ConditionalExample], options: ConditionalOptions
 ) -> None:
     few = order(0, len(cases), options.seed, "redraw noise")[: options.batch]
     features = features_of(net, [cases[place].pixels for place in few])
@@ -164,13 +166,13 @@ def _give_noise_weights(
     net.redraw_noise(together, options.noise, generator_at(options.seed, "redraw noise"))
 
 
-Table = Callable[[Case], Tensor]
+Table = Callable[[ConditionalExample], Tensor]
 """What the prediction network thinks of a case's regions: D [P, J+1], for 0 and its labels."""
 
 
-def train_against(
+def train_direct_loss(
     net: ConditionalNetwork,
-    cases: Sequence[Case],
+    cases: Sequence[ConditionalExample],
     table: Table,
     options: ConditionalOptions | None = None,
     *,
@@ -188,7 +190,7 @@ def train_against(
     options = options or ConditionalOptions()
     doing = f"against predictions {name}".strip()
 
-    def loss_of(case: Case, features: Tensor, step: int) -> tuple[Tensor, Figures]:
+    def loss_of(case: ConditionalExample, features: Tensor, step: int) -> tuple[Tensor, Figures]:
         candidates = case.candidates(options.scoring).to(features.device)
         noise = None
         if not options.pointwise:

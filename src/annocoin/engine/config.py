@@ -21,12 +21,16 @@ from annocoin.conditional.samples import Samples
 from annocoin.conditional.scoring import ScoringOptions, draw_samples
 from annocoin.data.dataset import WeakDataset
 from annocoin.engine.classifier_training import ClassifierOptions
-from annocoin.engine.conditional_dataset import Case, Cases, Targets
+from annocoin.engine.conditional_dataset import ConditionalDataset, ConditionalExample, Targets
 from annocoin.engine.trainer import OptimizerName
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.files import read_json
 from annocoin.objective.diversity import GAMMA
-from annocoin.objective.task_loss import conditioned_loss_table, evened, prediction_loss_table
+from annocoin.objective.task_loss import (
+    annotation_loss_table,
+    clamp_log_odds,
+    prediction_loss_table,
+)
 from annocoin.prediction.networks import PredictionArchitecture
 from annocoin.prediction.soft_losses import LossOptions
 from annocoin.regions.proposals import RegionOptions
@@ -91,7 +95,7 @@ class ConditionalOptions:
 
     Args:
         scoring: how regions are scored and chosen.
-        targets: what the initial training learns from, see `Case.targets`.
+        targets: what the initial training learns from, see `ConditionalExample.targets`.
         initial_steps, steps: of the initial training, and of a later one.
         batch: images a step.
         initial_rate, rate: the greatest learning rates.
@@ -103,9 +107,9 @@ class ConditionalOptions:
         diversity: the factor of Delta between samples, which is 1 for an instance that moved away,
             beside the prediction network's log losses.
         conditioned: whether the prediction network's losses are read with the annotation, see
-            `conditioned_loss_table`; else as the paper writes them.
+            `annotation_loss_table`; else as the paper writes them.
         pointwise: PW_c, a single sample without noise and without self diversity.
-        boldness: added, after the initial training, to every pixel's margin over the background.
+        foreground_bias: added, after the initial training, to every pixel's margin over the background.
             Seeds vote for parts as well as for wholes, so that a pixel of an object often gets
             less than half of the votes.
         noise: how much, after the initial training, noise moves features, see `redraw_noise`; with
@@ -128,7 +132,7 @@ class ConditionalOptions:
     diversity: float = 2.0
     conditioned: bool = True
     pointwise: bool = False
-    boldness: float = 0.4
+    foreground_bias: float = 0.4
     noise: float = 1.0
     seed: int = 0
 
@@ -171,9 +175,9 @@ class ConditionalPreset:
         regions: RegionFolder,
         seeds: SeedFolder,
         tables: Mapping[ImageId, Tensor] | None = None,
-    ) -> Cases:
+    ) -> ConditionalDataset:
         """The images of a dataset, as this conditional_preset wants them; with loss tables, if there are."""
-        return Cases(
+        return ConditionalDataset(
             dataset,
             regions,
             seeds,
@@ -184,19 +188,19 @@ class ConditionalPreset:
         )
 
     def table(self, class_log_probabilities: Tensor, mask_losses: Tensor) -> Tensor:
-        """D [P, J+1] of what a prediction network thinks of P regions, see `judge`."""
+        """D [P, J+1] of what a prediction network thinks of P regions, see `score_regions`."""
         if self.learning.conditioned:
-            return conditioned_loss_table(class_log_probabilities, mask_losses)
+            return annotation_loss_table(class_log_probabilities, mask_losses)
         return prediction_loss_table(class_log_probabilities, mask_losses)
 
     def table_to_learn(self, table: Tensor) -> Tensor:
         """The same as the direct loss wants it."""
-        return evened(table) if self.learning.conditioned else table
+        return clamp_log_odds(table) if self.learning.conditioned else table
 
     def samples(
         self,
         net: ConditionalNetwork,
-        case: Case,
+        case: ConditionalExample,
         count: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Samples:
@@ -382,13 +386,13 @@ def _named(backbone: str, stride_in_1x1: bool) -> str:
     return f"{backbone}, strides in 1x1" if stride_in_1x1 else backbone
 
 
-def changed(config: Config, assignments: Mapping[str, str]) -> Config:
+def override(config: Config, assignments: Mapping[str, str]) -> Config:
     """The configuration with values at dotted names, such as "prediction.learning.rate" = "1e-3".
 
     Example:
-        >>> from annocoin.training.run_presets import run_preset
-        >>> config = run_preset("synthetic", ("cat",))
-        >>> changed(config, {"rounds": "2"}).rounds
+        >>> from annocoin.training.run_presets import preset
+        >>> config = preset("synthetic", ("cat",))
+        >>> override(config, {"rounds": "2"}).rounds
         2
     """
     return _changed(config, "", assignments)

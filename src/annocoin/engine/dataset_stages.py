@@ -20,7 +20,7 @@ from annocoin.engine.classifier_training import (
     how_trained,
     train_classifier,
 )
-from annocoin.engine.distribution import Party, open_device, workers
+from annocoin.engine.distribution import ProcessGroup, num_workers, open_device
 from annocoin.engine.parallel import BadItem, cores, work_through
 from annocoin.errors import InputError, Problems, brief, one_line
 from annocoin.regions.boundaries import BoundaryDetector
@@ -41,7 +41,7 @@ def make_regions(
     *,
     jobs: int | None = None,
     problems: Problems | None = None,
-    party: Party | None = None,
+    group: ProcessGroup | None = None,
 ) -> RegionFolder:
     """Make the regions of every image that has none in `out` yet.
 
@@ -51,10 +51,10 @@ def make_regions(
         jobs: processes, one thread each; default all cores. With 1 the work is done in this one.
             More need the guard ``if __name__ == "__main__"`` in a script that calls this.
         problems: `Problems(skip=True)` leaves bad images out instead of stopping.
-        party: the processes among which the images are shared.
+        group: the processes among which the images are shared.
     """
     out, options, problems = Path(out), options or RegionOptions(), problems or Problems()
-    jobs = workers(jobs, party)
+    jobs = num_workers(jobs, group)
     source: Source | None = None
     if options.source is not None:
         if isinstance(labelled, WeakDataset):
@@ -66,10 +66,10 @@ def make_regions(
         "source": _source_state(options.source),
     }
     names = [(image.image_id, f"{image.file_name}.npz") for image in labelled]
-    with RegionFolder.writing(out, made, names, party) as files:
+    with RegionFolder.writing(out, made, names, group) as files:
         todo: list[tuple[LabelledImage | WeakImage, Found | None, Path]] = []
         images: Sequence[LabelledImage | WeakImage] = labelled.images
-        for image in images if party is None else party.share(images):
+        for image in images if group is None else group.shard(images):
             if not regions_are_current(files[image.image_id]):
                 with problems.caught():
                     found = None
@@ -138,7 +138,7 @@ def make_seeds(
     device: str = "cpu",
     problems: Problems | None = None,
     log: Log | None = None,
-    party: Party | None = None,
+    group: ProcessGroup | None = None,
 ) -> SeedFolder:
     """Make the seeds of every image that has none in `out` yet.
 
@@ -153,11 +153,11 @@ def make_seeds(
             processor it is one.
         problems: `Problems(skip=True)` leaves bad images out instead of stopping.
         log: called after each epoch of training with its figures.
-        party: the processes among which the images are shared; the first trains the classifier.
+        group: the processes among which the images are shared; the first trains the classifier.
     """
     out, options, problems = Path(out), options or SeedOptions(), problems or Problems()
     open_device(device)
-    jobs = workers(jobs, party, device)
+    jobs = num_workers(jobs, group, device)
     usable = _with_regions(dataset, regions, problems)
     classifier = classifier or ClassifierOptions()
     if not isinstance(classifier, ClassifierOptions):
@@ -169,7 +169,7 @@ def make_seeds(
         **{f"classifier {name}": v for name, v in _how_made(classifier, usable).items()},
     }
     names = [(image.image_id, regions.name(image.image_id)) for image in usable]
-    with SeedFolder.writing(out, made, names, party) as files:
+    with SeedFolder.writing(out, made, names, group) as files:
         if not isinstance(classifier, ClassifierOptions):
             file = Path(classifier)
         else:
@@ -181,9 +181,9 @@ def make_seeds(
                 device=device,
                 problems=problems,
                 log=log,
-                party=party,
+                group=group,
             )
-        own = usable.images if party is None else party.share(usable.images)
+        own = usable.images if group is None else group.shard(usable.images)
         tasks = [(image, files[image.image_id]) for image in own]
         todo = [
             (image, path) for image, path in tasks if not seeds_are_current(path, image.annotation)
@@ -202,16 +202,16 @@ def make_classifier(
     device: str = "cpu",
     problems: Problems | None = None,
     log: Log | None = None,
-    party: Party | None = None,
+    group: ProcessGroup | None = None,
 ) -> Path:
     """The file in `out` of a classifier trained in this way; the first process trains it.
 
     Its training is kept after each epoch; the same call goes on, or finds it done.
     """
-    if party is None or party.is_first:
+    if group is None or group.is_main:
         _trained(dataset, options, out, validation, device, problems or Problems(), log)
-    if party is not None:
-        party.wait()
+    if group is not None:
+        group.barrier()
     return out / CLASSIFIER
 
 

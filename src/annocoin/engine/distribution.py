@@ -34,7 +34,7 @@ MANAGED = {"LOCAL_RANK", "SLURM_NTASKS"}
 T = TypeVar("T")
 
 
-class Party:
+class ProcessGroup:
     """The processes that work on one run, as one of them sees it.
 
     Args:
@@ -51,11 +51,11 @@ class Party:
         return self.fabric.global_rank
 
     @property
-    def count(self) -> int:
+    def world_size(self) -> int:
         return self.fabric.world_size
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the one that writes what there is only one of."""
         return self.rank == 0
 
@@ -64,33 +64,33 @@ class Party:
         return self.fabric.device
 
     @property
-    def jobs(self) -> int:
-        """How many workers each of them may have, so that all cores of a machine are used."""
-        return max(1, cores() * self.nodes // self.count)
+    def workers_per_process(self) -> int:
+        """How many num_workers each of them may have, so that all cores of a machine are used."""
+        return max(1, cores() * self.nodes // self.world_size)
 
-    def share(self, items: Sequence[T]) -> Sequence[T]:
+    def shard(self, items: Sequence[T]) -> Sequence[T]:
         """This process's part of the items; all parts together are all of them, each once."""
-        return items[self.rank :: self.count]
+        return items[self.rank :: self.world_size]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Go on when all have come here."""
         self.fabric.barrier()
 
-    def heed(self, problem: str | None) -> None:
+    def raise_on_all_ranks(self, problem: str | None) -> None:
         """Raise in all processes what the first one has found wrong, if anything."""
         found = self.fabric.broadcast(problem)
         if found is not None:
             raise InputError(found)
 
-    def joined(
+    def setup(
         self, learner: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[Any, torch.optim.Optimizer]:
         """A learner whose gradients are means over all processes, and its optimizer."""
         return self.fabric.setup(learner, optimizer)
 
-    def mean(self, values: dict[str, float]) -> dict[str, float]:
+    def all_reduce_mean(self, values: dict[str, float]) -> dict[str, float]:
         """Means over all processes of numbers that each of them has."""
-        if self.count == 1:
+        if self.world_size == 1:
             return values
         numbers = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
         together = self.fabric.all_reduce(numbers, reduce_op="mean")
@@ -98,8 +98,8 @@ class Party:
         return dict(zip(values, together.tolist(), strict=True))
 
 
-def workers(asked: int | None, party: Party | None = None, device: str = "cpu") -> int:
-    """How many processes of each of the party's go through images: as asked, or one for each core.
+def num_workers(asked: int | None, group: ProcessGroup | None = None, device: str = "cpu") -> int:
+    """How many processes of each of the group's go through images: as asked, or one for each core.
 
     Where a network computes on a GPU it is one: each would have its own copy of it there.
     """
@@ -109,18 +109,18 @@ def workers(asked: int | None, party: Party | None = None, device: str = "cpu") 
         return 1
     if asked is not None:
         return asked
-    return cores() if party is None else party.jobs
+    return cores() if group is None else group.workers_per_process
 
 
 @cache
-def alone(device: str = "cpu", precision: str = "32-true") -> Party:
-    """A party of one process."""
-    return gather(device=device, precision=precision)
+def single_process(device: str = "cpu", precision: str = "32-true") -> ProcessGroup:
+    """A group of one process."""
+    return init_distributed(device=device, precision=precision)
 
 
-def gather(
+def init_distributed(
     *, devices: int = 1, nodes: int = 1, device: str = "cpu", precision: str = "32-true"
-) -> Party:
+) -> ProcessGroup:
     """Start the other processes, if there are to be any; each of them runs the same command.
 
     Args:
@@ -163,7 +163,7 @@ def gather(
     if local > 0:
         threading.Thread(target=_end_with_first, args=(os.getppid(),), daemon=True).start()
     fabric.launch()
-    return Party(fabric, nodes, precision)
+    return ProcessGroup(fabric, nodes, precision)
 
 
 def _check_meeting(nodes: int) -> None:

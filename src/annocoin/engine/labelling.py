@@ -15,7 +15,7 @@ from annocoin.conditional.networks import read_conditional
 from annocoin.data.artefacts import ArtefactFolder
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.config import ConditionalPreset
-from annocoin.engine.distribution import Party, workers
+from annocoin.engine.distribution import ProcessGroup, num_workers
 from annocoin.engine.parallel import BadItem, Worker, work_through
 from annocoin.engine.pseudo_labels import (
     PseudoLabelFolder,
@@ -29,11 +29,11 @@ from annocoin.engine.pseudo_labels import (
 from annocoin.engine.randomness import generator_at
 from annocoin.errors import InputError, Problems, one_line
 from annocoin.prediction.networks import read_prediction, view
-from annocoin.prediction.region_scoring import judge
+from annocoin.prediction.region_scoring import score_regions
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.retrieval import retrieve
 from annocoin.seeds.seed_set import SeedFolder
-from annocoin.types import Instances, Mark
+from annocoin.types import Instances, WeakLabel
 
 FEW = 400
 """So many images are faster done in this process than shared with new ones."""
@@ -75,7 +75,7 @@ def draw_labels(
     *,
     seed: int,
     tables: TableFolder | None = None,
-    party: Party | None = None,
+    group: ProcessGroup | None = None,
     jobs: int | None = None,
     problems: Problems | None = None,
 ) -> PseudoLabelFolder:
@@ -84,10 +84,10 @@ def draw_labels(
     Args:
         tables: what a prediction network thinks of the images' regions, if it was asked.
     """
-    start = partial(_Sampler, sources, network, preset, seed, tables, _device(party))
+    start = partial(_Sampler, sources, network, preset, seed, tables, _device(group))
     _work(
         PseudoLabelFolder, labels_are_current, sources, start, out, "samples",
-        party, jobs, problems,
+        group, jobs, problems,
     )  # fmt: skip
     return PseudoLabelFolder(out)
 
@@ -96,7 +96,7 @@ def retrieve_labels(
     sources: Sources,
     out: Path,
     *,
-    party: Party | None = None,
+    group: ProcessGroup | None = None,
     jobs: int | None = None,
     problems: Problems | None = None,
 ) -> PseudoLabelFolder:
@@ -104,26 +104,26 @@ def retrieve_labels(
     start = partial(_Retriever, sources)
     _work(
         PseudoLabelFolder, labels_are_current, sources, start, out, "retrieved labels",
-        party, jobs, problems,
+        group, jobs, problems,
     )  # fmt: skip
     return PseudoLabelFolder(out)
 
 
-def judge_regions(
+def make_loss_tables(
     sources: Sources,
     network: Path,
     preset: ConditionalPreset,
     out: Path,
     *,
-    party: Party | None = None,
+    group: ProcessGroup | None = None,
     jobs: int | None = None,
     problems: Problems | None = None,
 ) -> TableFolder:
     """The loss table D of every image under a prediction network's file."""
-    start = partial(_Judge, sources, network, preset, _device(party))
+    start = partial(_Judge, sources, network, preset, _device(group))
     _work(
         TableFolder, table_is_current, sources, start, out, "loss tables",
-        party, jobs, problems,
+        group, jobs, problems,
     )  # fmt: skip
     return TableFolder(out)
 
@@ -135,25 +135,25 @@ def _work(
     start: Callable[[], Worker],
     out: Path,
     doing: str,
-    party: Party | None,
+    group: ProcessGroup | None,
     jobs: int | None,
     problems: Problems | None,
 ) -> None:
     images = sources.images
     names = [(image.image_id, sources.regions.name(image.image_id)) for image in images]
-    with kind.writing(out, {}, names, party) as files:
+    with kind.writing(out, {}, names, group) as files:
         own: Sequence[int] = range(len(images))
-        own = own if party is None else party.share(own)
+        own = own if group is None else group.shard(own)
         places = [(place, files[images[place].image_id]) for place in own]
         todo = [(place, path) for place, path in places if not is_current(path)]
         if jobs is None and len(places) <= FEW:  # of all: those left must end as those before
             jobs = 1
-        jobs = workers(jobs, party, _device(party))
+        jobs = num_workers(jobs, group, _device(group))
         work_through(todo, start, doing, jobs=jobs, problems=problems or Problems())
 
 
-def _device(party: Party | None) -> str:
-    return "cpu" if party is None else str(party.device)
+def _device(group: ProcessGroup | None) -> str:
+    return "cpu" if group is None else str(group.device)
 
 
 class _Sampler:
@@ -194,22 +194,28 @@ class _Retriever:
             found = retrieve(regions, seeds, image.annotation)
         except (InputError, OSError) as error:
             return BadItem(one_line(error))
-        marks = [image.annotation[mark] for mark in seeds.marks[found.seeds].tolist()]
+        weak_labels = [
+            image.annotation[weak_label]
+            for weak_label in seeds.annotation_index[found.seeds].tolist()
+        ]
         write_pseudo_labels(
-            path, PseudoLabels.certain(_with_given(found.instances(regions, seeds), marks))
+            path, PseudoLabels.certain(_with_given(found.instances(regions, seeds), weak_labels))
         )
         return None
 
 
-def _with_given(found: Instances, marks: Sequence[Mark]) -> Instances:
-    """Retrieved instances with the masks and boxes that their marks give."""
-    own = [mark if not mark.crowd else Mark(mark.label) for mark in marks]
+def _with_given(found: Instances, weak_labels: Sequence[WeakLabel]) -> Instances:
+    """Retrieved instances with the masks and boxes that their weak_labels give."""
+    own = [
+        weak_label if not weak_label.crowd else WeakLabel(weak_label.label)
+        for weak_label in weak_labels
+    ]
     pairs = zip(found.masks, own, strict=True)
-    masks = [mark.mask if mark.mask is not None else mask for mask, mark in pairs]
+    masks = [weak_label.mask if weak_label.mask is not None else mask for mask, weak_label in pairs]
     boxes = torch.from_numpy(rle.boxes(masks))
-    for number, mark in enumerate(own):
-        if mark.box is not None:
-            boxes[number] = torch.tensor(mark.box, dtype=torch.float64)
+    for number, weak_label in enumerate(own):
+        if weak_label.box is not None:
+            boxes[number] = torch.tensor(weak_label.box, dtype=torch.float64)
     return Instances(
         size=found.size, masks=masks, labels=found.labels, scores=found.scores, boxes=boxes
     )
@@ -231,6 +237,6 @@ class _Judge:
             return BadItem(one_line(error))
         seen = view(pixels, self.architecture.size, self.architecture.longest)
         requirements = case.requirements
-        logs, losses = judge(self.net, seen, requirements.regions, requirements.labels)
+        logs, losses = score_regions(self.net, seen, requirements.regions, requirements.labels)
         write_table(path, self.preset.table(logs, losses))
         return None

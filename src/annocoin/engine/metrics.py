@@ -19,7 +19,7 @@ class Log(Protocol):
     def close(self) -> None: ...
 
 
-class Noted:
+class MemoryLogger:
     """Figures kept in memory, a dict a step."""
 
     def __init__(self) -> None:

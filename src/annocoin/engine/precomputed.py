@@ -15,7 +15,7 @@ from annocoin.seeds.seed_set import SeedFolder
 
 
 @dataclass(frozen=True)
-class Given:
+class Precomputed:
     """What need not be made: what `annocoin regions` and `annocoin seeds` made."""
 
     regions: RegionFolder | None = None
@@ -23,7 +23,7 @@ class Given:
     classifier: Path | None = None
 
     @property
-    def own_classifier(self) -> Path | None:
+    def classifier_file(self) -> Path | None:
         """The classifier that is given, by itself or with the seeds."""
         beside = None if self.seeds is None else self.seeds.path / CLASSIFIER
         if self.classifier is not None or beside is None or not beside.is_file():
@@ -33,7 +33,7 @@ class Given:
     @property
     def made(self) -> set[str]:
         """The stages that have nothing to do."""
-        found = {"regions": self.regions, "seeds": self.seeds, "classifier": self.own_classifier}
+        found = {"regions": self.regions, "seeds": self.seeds, "classifier": self.classifier_file}
         return {name for name, own in found.items() if own is not None}
 
     def identity(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Given:
         return {
             "regions": None if self.regions is None else content_of(self.regions),
             "seeds": None if self.seeds is None else content_of(self.seeds),
-            "classifier": None if self.own_classifier is None else digest(self.own_classifier),
+            "classifier": None if self.classifier_file is None else digest(self.classifier_file),
         }
 
 

@@ -12,14 +12,14 @@ from torchvision.models.detection.image_list import ImageList
 
 from annocoin.data.dataset import WeakImage
 from annocoin.engine.config import PredictionOptions
-from annocoin.engine.distribution import Party
+from annocoin.engine.distribution import ProcessGroup
 from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.engine.randomness import generator_at, seed_of
-from annocoin.engine.trainer import Batch, Figures, Support, learn, places_at
+from annocoin.engine.trainer import Batch, Figures, Support, batch_indices, learn
 from annocoin.errors import InputError
 from annocoin.prediction.networks import (
     PredictionArchitecture,
-    View,
+    ResizedImage,
     batch_of,
     freeze,
     share_masks,
@@ -57,17 +57,17 @@ def train_prediction(
         raise InputError("no image has pseudo labels; nothing to train the prediction network on")
     doing = f"prediction {name}".strip()
 
-    def batch_at(step: int, party: Party) -> Batch:
+    def batch_at(step: int, group: ProcessGroup) -> Batch:
         where = (options.seed, doing)
-        places = places_at(step, options.batch, len(usable), party, *where)
+        places = batch_indices(step, options.batch, len(usable), group, *where)
         items = [
             _item(usable[place], labels, architecture, options, *where, step) for place in places
         ]
         seen = [item.seen for item in items]
         content = (
-            batch_of(seen, party.device),
-            [item.targets.to(party.device) for item in items],
-            [own.scale.to(party.device) for own in seen],
+            batch_of(seen, group.device),
+            [item.targets.to(group.device) for item in items],
+            [own.scale.to(group.device) for own in seen],
             [item.generator for item in items],
         )
         return Batch(tuple(usable[place].image_id for place in places), content)
@@ -114,7 +114,7 @@ class _Learner(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Item:
-    seen: View
+    seen: ResizedImage
     targets: SoftTargets
     generator: torch.Generator
 
@@ -134,7 +134,7 @@ def _item(
     smaller = seen.size[0] < seen.original[0]
     targets = labels[image.image_id].soft_targets(seen.size if smaller else None)
     if smaller:
-        seen = View(seen.pixels, seen.size)
+        seen = ResizedImage(seen.pixels, seen.size)
     if seed_of(*own, "mirror") % 2:
         seen, targets = seen.mirrored(), targets.mirrored()
     return _Item(seen, targets, generator_at(*own, "sampling"))

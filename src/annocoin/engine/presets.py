@@ -17,7 +17,7 @@ from annocoin.engine.config import (
     Config,
     PredictionOptions,
     PredictionPreset,
-    changed,
+    override,
     with_weights,
 )
 from annocoin.errors import check_choice
@@ -39,7 +39,11 @@ def synthetic(classes: Classes) -> Config:
             ConditionalArchitecture(classes, "tiny", size=160),
             ConditionalOptions(
                 scoring=ScoringOptions(
-                    prior=0.0, sharpness=0.5, price=3.0, most=0.15, exchanging=True
+                    prior=0.0,
+                    sharpness=0.5,
+                    instance_penalty=3.0,
+                    nms_threshold=0.15,
+                    local_search=True,
                 ),
                 initial_steps=140,
                 steps=30,
@@ -218,7 +222,7 @@ PRESETS: dict[str, Callable[[Classes], Config]] = {
 }
 
 
-def run_preset(name: str, classes: Classes, **changes: Any) -> Config:
+def preset(name: str, classes: Classes, **changes: Any) -> Config:
     """A preset by name; `changes` replace fields of it."""
     check_choice("preset", name, PRESETS)
     return replace(PRESETS[name](classes), **changes)
@@ -227,12 +231,12 @@ def run_preset(name: str, classes: Classes, **changes: Any) -> Config:
 def configured(
     name: str, classes: Classes, changes: Mapping[str, str], weights: Path | None = None
 ) -> Config:
-    """A preset with changes, see `changed`, and with weights from a folder, see `with_weights`.
+    """A preset with changes, see `override`, and with weights from a folder, see `with_weights`.
 
     Files are looked for by the backbones that the changes say; a change of weights wins over them.
     """
-    config = changed(run_preset(name, classes), changes)
-    return config if weights is None else changed(with_weights(config, weights), changes)
+    config = override(preset(name, classes), changes)
+    return config if weights is None else override(with_weights(config, weights), changes)
 
 
 def measured_best(classes: tuple[str, ...], trunk: str = "unet-resnet50") -> ConditionalPreset:
@@ -249,21 +253,21 @@ def paper_literal(classes: tuple[str, ...], trunk: str = "unet") -> ConditionalP
     touches, rates of the probabilistic U-Net.
     """
     architecture = ConditionalArchitecture(
-        classes, trunk, noise="pixel", noise_channels=1, bend=False, over="image", scale=1.0
+        classes, trunk, noise="pixel", noise_channels=1, relu=False, over="image", scale=1.0
     )
     scoring = ScoringOptions(
         prior=0.0,
-        trust=0.0,
-        doubt=0.0,
+        prediction_weight=0.0,
+        prediction_weight_spread=0.0,
         pairwise="literal",
         overlap="later",
-        between=1.0,
-        exhaustive=True,
+        cross_class_nms_threshold=1.0,
+        select_all=True,
     )
     learning = ConditionalOptions(
         scoring=scoring,
         targets="pixels",
-        boldness=0.0,
+        foreground_bias=0.0,
         noise=0.0,
         epsilon=1.0,
         diversity=1.0,

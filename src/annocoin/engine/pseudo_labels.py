@@ -73,9 +73,9 @@ class PseudoLabels:
         shown = torch.where(members[best], best, first) if len(keys) else first
         chosen = samples.regions[regions]
         boxes = chosen.boxes.double().cpu().reshape(-1, 4)
-        for place, (_, _, mark) in enumerate(keys):
-            if mark >= 0:
-                boxes[place] = torch.tensor(annotation[mark].box, dtype=torch.float64)
+        for place, (_, _, weak_label) in enumerate(keys):
+            if weak_label >= 0:
+                boxes[place] = torch.tensor(annotation[weak_label].box, dtype=torch.float64)
         instances = Instances(
             size=samples.regions.size,
             masks=chosen.rles(),
@@ -177,10 +177,14 @@ def _decode_labels(fields: Arrays) -> PseudoLabels:
 
 
 def _drawn_boxes(samples: Samples, annotation: Annotation) -> list[dict[int, int]]:
-    """For each sample, the regions that stand for a mark with a box, and that mark."""
-    boxed = [mark.kind == "box" and not mark.crowd for mark in annotation]
+    """For each sample, the regions that stand for a weak_label with a box, and that weak_label."""
+    boxed = [weak_label.kind == "box" and not weak_label.crowd for weak_label in annotation]
     return [
-        {region: mark for region, mark in zip(met, samples.marks, strict=True) if boxed[mark]}
+        {
+            region: weak_label
+            for region, weak_label in zip(met, samples.annotation_index, strict=True)
+            if boxed[weak_label]
+        }
         for met in samples.met.tolist()
     ]
 

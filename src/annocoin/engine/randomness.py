@@ -22,7 +22,7 @@ def generator_at(*place: int | str) -> torch.Generator:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """What torch draws in the block depends on this seed only, and nothing outside is changed.
+    """What torch draws in the block depends on this seed only, and nothing outside is override.
 
     Args:
         device: where they compute, if not on the processor.

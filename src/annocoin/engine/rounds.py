@@ -11,8 +11,8 @@ from torch import Tensor
 
 from annocoin.conditional.networks import ConditionalNetwork, read_conditional, write_conditional
 from annocoin.data.dataset import WeakDataset
-from annocoin.engine.conditional_dataset import Case
-from annocoin.engine.conditional_training import train_against, train_from_seeds
+from annocoin.engine.conditional_dataset import ConditionalExample
+from annocoin.engine.conditional_training import train_direct_loss, train_from_seeds
 from annocoin.engine.config import FROM_CLASSIFIER, Config, check_weights, with_classifier
 from annocoin.engine.dataset_stages import (
     CLASSIFIER,
@@ -21,9 +21,9 @@ from annocoin.engine.dataset_stages import (
     make_regions,
     make_seeds,
 )
-from annocoin.engine.distribution import Party, alone
-from annocoin.engine.labelling import Sources, draw_labels, judge_regions, retrieve_labels
-from annocoin.engine.precomputed import Given, by_content, content_of, digest, fingerprint
+from annocoin.engine.distribution import ProcessGroup, single_process
+from annocoin.engine.labelling import Sources, draw_labels, make_loss_tables, retrieve_labels
+from annocoin.engine.precomputed import Precomputed, by_content, content_of, digest, fingerprint
 from annocoin.engine.prediction_training import train_prediction
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
 from annocoin.engine.randomness import seed_of, seeded
@@ -52,9 +52,9 @@ def train_run(
     out: str | Path,
     config: Config,
     *,
-    given: Given | None = None,
+    given: Precomputed | None = None,
     measure: Measure | None = None,
-    party: Party | None = None,
+    group: ProcessGroup | None = None,
     jobs: int | None = None,
     problems: Problems | None = None,
     say: Say = print,
@@ -67,21 +67,21 @@ def train_run(
     Args:
         config: everything about the method; its classes are the dataset's.
         measure: measures each round's pseudo labels.
-        jobs: processes, for each of the party's, of stages that go image by image; default all
+        jobs: processes, for each of the group's, of stages that go image by image; default all
             cores, and on a GPU one where a network computes.
         every: seconds between checkpoints.
     """
     if config.classes != dataset.classes:
         raise InputError("the configuration is of other classes than the dataset")
-    config, party, given = config.seeded(), party or alone(), given or Given()
-    if given.own_classifier is not None:
-        if given.own_classifier.resolve() == (Path(out) / CLASSIFIER).resolve():
-            raise InputError(f"{given.own_classifier}: is the run's own; leave --classifier out")
-        check_classes(given.own_classifier, dataset.classes)
-        of_file = read_classifier(given.own_classifier).architecture
+    config, group, given = config.seeded(), group or single_process(), given or Precomputed()
+    if given.classifier_file is not None:
+        if given.classifier_file.resolve() == (Path(out) / CLASSIFIER).resolve():
+            raise InputError(f"{given.classifier_file}: is the run's own; leave --classifier out")
+        check_classes(given.classifier_file, dataset.classes)
+        of_file = read_classifier(given.classifier_file).architecture
         config = with_classifier(config, of_file.backbone, of_file.stride_in_1x1)
     check_weights(config)
-    with open_run(out, config.to_json(), party, say=say, every=every) as run:
+    with open_run(out, config.to_json(), group, say=say, every=every) as run:
         for line in plan(config, dataset, given.made):
             run.say(line)
         work = _Rounds(run, dataset, config, given, measure, jobs, problems or Problems())
@@ -104,15 +104,15 @@ class _Rounds:
         run: Run,
         dataset: WeakDataset,
         config: Config,
-        given: Given,
+        given: Precomputed,
         measure: Measure | None,
         jobs: int | None,
         problems: Problems,
     ) -> None:
         self.run, self.dataset, self.config, self.given = run, dataset, config, given
         self.measure = measure
-        self.sharing: dict[str, Any] = {"party": run.party, "jobs": jobs, "problems": problems}
-        self.machine = {"processes": run.party.count, "precision": run.party.precision}
+        self.sharing: dict[str, Any] = {"group": run.group, "jobs": jobs, "problems": problems}
+        self.machine = {"processes": run.group.world_size, "precision": run.group.precision}
         self.prediction_steps = 0  # of stages before
         self.classifier: Stage | None = None
         self.folders: dict[str, Path] = {}  # of what `label` can use again
@@ -148,7 +148,7 @@ class _Rounds:
 
     def make_classifier(self, data: Stage) -> Stage | None:
         """The classifier, made here or given; none where nobody asks for one."""
-        file = self.given.own_classifier
+        file = self.given.classifier_file
         if file is not None:
             stage = self.run.stage("classifier", {"given": digest(file)}, data)
             self.run.publish(file, CLASSIFIER)
@@ -164,9 +164,9 @@ class _Rounds:
                 self.dataset,
                 stage.folder,
                 options,
-                device=str(self.run.party.device),
+                device=str(self.run.group.device),
                 problems=self.sharing["problems"],
-                party=self.run.party,
+                group=self.run.group,
             )
 
         self.run.do(stage, work)
@@ -210,7 +210,7 @@ class _Rounds:
                     stage.folder / FILES,
                     self.config.seeds,
                     classifier=self.run.path / CLASSIFIER,
-                    device=str(self.run.party.device),
+                    device=str(self.run.group.device),
                     **self.sharing,
                 )
 
@@ -243,7 +243,7 @@ class _Rounds:
         def work() -> None:
             with seeded(seed_of(self.config.seed, "conditional weights")):
                 net = ConditionalNetwork(preset.architecture, weights)
-            net.to(self.run.party.device)
+            net.to(self.run.group.device)
             cases = preset.cases(self.dataset, self.regions, self.sources.seeds)
             train_from_seeds(net, cases, preset.learning, support=self.run.support(stage))
             self._write_conditional(stage, net)
@@ -301,7 +301,7 @@ class _Rounds:
                     net = build_network(preset.architecture, weights)
             else:
                 net, _ = read_prediction(earlier.folder / PREDICTION)
-            net.to(self.run.party.device)
+            net.to(self.run.group.device)
             train_prediction(
                 net,
                 preset.architecture,
@@ -313,7 +313,7 @@ class _Rounds:
                 name=name,
                 support=self.run.support(stage),
             )
-            if self.run.party.is_first:
+            if self.run.group.is_main:
                 write_prediction(stage.folder / PREDICTION, net, preset.architecture)
 
         self.run.do(stage, work)
@@ -324,7 +324,7 @@ class _Rounds:
         stage = self.run.stage(name, {}, prediction)
 
         def work() -> None:
-            judge_regions(
+            make_loss_tables(
                 self.sources,
                 prediction.folder / PREDICTION,
                 self.config.conditional,
@@ -341,23 +341,23 @@ class _Rounds:
         stage = self.run.stage(name, {}, conditional, tables)
 
         def work() -> None:
-            net = read_conditional(conditional.folder / CONDITIONAL).to(self.run.party.device)
+            net = read_conditional(conditional.folder / CONDITIONAL).to(self.run.group.device)
             found = TableFolder(tables.folder)
             # without the tables in its scores: it is to learn what they say, not to rely on them
             cases = preset.cases(self.dataset, self.regions, self.sources.seeds)
 
-            def table(case: Case) -> Tensor:
+            def table(case: ConditionalExample) -> Tensor:
                 return preset.table_to_learn(found[case.image_id])
 
             support = self.run.support(stage)
-            train_against(net, cases, table, preset.learning, name=name, support=support)
+            train_direct_loss(net, cases, table, preset.learning, name=name, support=support)
             self._write_conditional(stage, net)
 
         self.run.do(stage, work)
         return stage
 
     def _write_conditional(self, stage: Stage, net: ConditionalNetwork) -> None:
-        if self.run.party.is_first:
+        if self.run.group.is_main:
             write_conditional(stage.folder / CONDITIONAL, net)
 
     def _measure(self, stage: Stage) -> None:

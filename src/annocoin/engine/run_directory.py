@@ -24,9 +24,9 @@ import torch
 import torchvision
 
 from annocoin import files
-from annocoin.engine.distribution import Party
+from annocoin.engine.distribution import ProcessGroup
 from annocoin.engine.metrics import Metrics
-from annocoin.engine.trainer import EVERY, Keeper, Support
+from annocoin.engine.trainer import EVERY, Checkpointer, Support
 from annocoin.errors import InputError, one_line
 from annocoin.files import read_json
 
@@ -80,13 +80,13 @@ class Run:
 
     Args:
         path: the directory.
-        party: the processes that work on it.
+        group: the processes that work on it.
         say: prints a line.
         every: seconds between checkpoints.
     """
 
     path: Path
-    party: Party
+    group: ProcessGroup
     say: Say = print
     every: float = EVERY
     stages: list[Stage] = field(default_factory=list)
@@ -108,46 +108,46 @@ class Run:
         if stage.is_done:
             self.say(f"{stage.name}: done before")
         else:
-            self.party.wait()  # or one could find it done, and another not
+            self.group.barrier()  # or one could find it done, and another not
             started = time.monotonic()
             stage.folder.mkdir(parents=True, exist_ok=True)
-            if self.party.is_first:
+            if self.group.is_main:
                 for left in stage.folder.glob(f".{CHECKPOINT}.*"):  # cut off in the middle
                     left.unlink()
             work()
-            self.party.wait()
-            if self.party.is_first:
+            self.group.barrier()
+            if self.group.is_main:
                 seconds = round(time.monotonic() - started, 1)
                 record = {"stage": stage.name, "seconds": seconds}
                 files.write_json(stage.folder / DONE, record, indent=1)
                 (stage.folder / CHECKPOINT).unlink(missing_ok=True)
                 self.say(f"{stage.name}: {seconds:.0f} s")
                 self._gather_metrics()
-            self.party.wait()
+            self.group.barrier()
 
     def note(self, stage: Stage, figures: Callable[[], Mapping[str, float]]) -> None:
         """Keep figures of a stage that is done, if there are none yet."""
-        if self.party.is_first and FIGURES not in (record := stage.record):
+        if self.group.is_main and FIGURES not in (record := stage.record):
             found = dict(figures())
             files.write_json(stage.folder / DONE, {**record, FIGURES: found}, indent=1)
             self.say(f"{stage.name}: {', '.join(f'{k} {v:.3g}' for k, v in found.items())}")
             self._gather_metrics()
-        self.party.wait()
+        self.group.barrier()
 
     def support(self, stage: Stage) -> Support:
         """What a training in this stage stands on."""
         events = self.path / EVENTS / stage.folder.name
         return Support(
-            self.party,
-            Keeper(stage.folder / CHECKPOINT, self.every),
+            self.group,
+            Checkpointer(stage.folder / CHECKPOINT, self.every),
             Metrics(stage.folder / METRICS, events),
         )
 
     def publish(self, file: Path, name: str) -> None:
         """Put a stage's file beside the stages, under a name that users look for."""
-        if self.party.is_first:
+        if self.group.is_main:
             files.write_bytes(self.path / name, file.read_bytes())
-        self.party.wait()
+        self.group.barrier()
 
     def place(self, path: Path) -> str:
         """A path as the run notes it: what lies in its directory moves with it."""
@@ -156,11 +156,11 @@ class Run:
 
     def finish(self, **facts: Any) -> None:
         """Note which stages the run's result stands on, and what others need to know of it."""
-        if self.party.is_first:
+        if self.group.is_main:
             self._gather_metrics()
             listed = [{"stage": own.name, "folder": self.place(own.folder)} for own in self.stages]
             files.write_json(self.path / RUN, {**facts, "stages": listed}, indent=1)
-        self.party.wait()
+        self.group.barrier()
 
     def _gather_metrics(self) -> None:
         """All stages' metrics and costs as one file each."""
@@ -183,7 +183,7 @@ class Run:
 def open_run(
     path: str | Path,
     config: Mapping[str, Any],
-    party: Party,
+    group: ProcessGroup,
     *,
     say: Say = print,
     every: float = EVERY,
@@ -191,29 +191,29 @@ def open_run(
     """Hold a run's directory, new or one that was interrupted; a second process is refused."""
     path, problem = Path(path), None
     with ExitStack() as held:
-        if party.is_first:
+        if group.is_main:
             try:
-                held.enter_context(_claimed(path, config, party))
+                held.enter_context(_claimed(path, config, group))
             except (InputError, OSError) as error:
                 problem = one_line(error)
-        party.heed(problem)
-        yield Run(path, party, say if party.is_first else lambda _: None, every)
+        group.raise_on_all_ranks(problem)
+        yield Run(path, group, say if group.is_main else lambda _: None, every)
 
 
 @contextmanager
-def _claimed(path: Path, config: Mapping[str, Any], party: Party) -> Iterator[None]:
+def _claimed(path: Path, config: Mapping[str, Any], group: ProcessGroup) -> Iterator[None]:
     """Hold a directory, and note in it what is about to be done."""
     if path.exists() and not (path.is_dir() and _is_ours(path)):
         raise InputError(f"{path}: exists and is no run of annocoin; give a new or empty folder")
     with files.only_one(path / LOCK):
         for name in (RUN, *PUBLISHED):  # of an earlier run with other options
             (path / name).unlink(missing_ok=True)
-        files.write_json(path / ENVIRONMENT, environment(party), indent=1)
+        files.write_json(path / ENVIRONMENT, environment(group), indent=1)
         files.write_json(path / CONFIG, config, indent=1)
         yield
 
 
-def environment(party: Party) -> dict[str, Any]:
+def environment(group: ProcessGroup) -> dict[str, Any]:
     """What a run was computed with."""
     return {
         "python": sys.version.split()[0],
@@ -225,9 +225,9 @@ def environment(party: Party) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "annocoin": version("annocoin"),
-        "device": str(party.device),
-        "precision": party.precision,
-        "processes": party.count,
+        "device": str(group.device),
+        "precision": group.precision,
+        "processes": group.world_size,
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from annocoin import files
-from annocoin.engine.distribution import Party, alone
+from annocoin.engine.distribution import ProcessGroup, single_process
 from annocoin.engine.metrics import Log
 from annocoin.engine.randomness import generator_at, seed_of, seeded
 from annocoin.errors import InputError, brief
@@ -50,20 +50,20 @@ class Support:
     """What a training stands on: all of it can be left out.
 
     Args:
-        party: the processes.
+        group: the processes.
         keeper: of checkpoints.
         log: where figures go.
     """
 
-    party: Party | None = None
-    keeper: Keeper | None = None
+    group: ProcessGroup | None = None
+    keeper: Checkpointer | None = None
     log: Log | None = None
 
 
 def learn(
     learner: nn.Module,
     groups: Sequence[dict[str, Any]],
-    batch_at: Callable[[int, Party], Batch],
+    batch_at: Callable[[int, ProcessGroup], Batch],
     *,
     steps: int,
     weight_decay: float,
@@ -86,41 +86,41 @@ def learn(
         seed: of what the learner's own layers draw, such as dropout.
     """
     support = support or Support()
-    party = support.party or alone(str(next(learner.parameters()).device))
+    group = support.group or single_process(str(next(learner.parameters()).device))
     rates = [float(group["lr"]) for group in groups]
     optimizer = _optimizer(optimizer_name, groups, weight_decay)
     first = support.keeper.resume(learner, optimizer) if support.keeper else 0
-    if support.log is not None and party.is_first:
+    if support.log is not None and group.is_main:
         support.log.start(first)
     learner.train()
-    joined, optimizer = party.joined(_Step(learner), optimizer)
+    joined, optimizer = group.setup(_Step(learner), optimizer)
     left = range(first, steps)
-    for step in track(left, doing) if party.is_first else left:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+    for step in track(left, doing) if group.is_main else left:
+        for options, rate in zip(optimizer.param_groups, rates, strict=True):
             progress = part[0] + (part[1] - part[0]) * (step + 0.5) / steps
-            group["lr"] = rate * rate_share(progress)
-        batch = batch_at(step, party)
-        with seeded(seed_of(seed, doing, "layers", step, party.rank), party.device):
+            options["lr"] = rate * rate_share(progress)
+        batch = batch_at(step, group)
+        with seeded(seed_of(seed, doing, "layers", step, group.rank), group.device):
             losses, figures = joined(batch)
         loss = torch.stack([own.float() for own in losses.values()]).sum()
         figures = {"loss": loss.item()} | {k: v.item() for k, v in losses.items()} | figures
         optimizer.zero_grad()
-        party.fabric.backward(loss)
-        norm = party.fabric.clip_gradients(
+        group.fabric.backward(loss)
+        norm = group.fabric.clip_gradients(
             joined, optimizer, max_norm=clip, error_if_nonfinite=False
         )
         figures["gradient"] = float(norm)  # type: ignore[arg-type]
-        means = party.mean(figures)
+        means = group.all_reduce_mean(figures)
         if not _is_finite(means):  # the same in all processes: all stop
             raise InputError(f"{doing}: {_where(step, batch, figures)}; lower the learning rate")
         optimizer.step()
-        if party.is_first:
+        if group.is_main:
             if support.log is not None:
                 support.log.note({"step": step + 1, **means})
             if support.keeper is not None:
                 support.keeper.keep(step + 1, learner, optimizer)
     learner.eval()
-    if support.log is not None and party.is_first:
+    if support.log is not None and group.is_main:
         support.log.close()
 
 
@@ -160,7 +160,9 @@ def _where(step: int, batch: Batch, figures: Figures) -> str:
     )
 
 
-def places_at(step: int, batch: int, count: int, party: Party, *place: int | str) -> list[int]:
+def batch_indices(
+    step: int, batch: int, count: int, group: ProcessGroup, *place: int | str
+) -> list[int]:
     """The images of a step for this process: the dataset in another order each time round.
 
     Many processes have together what one process with their batches together would have.
@@ -169,8 +171,8 @@ def places_at(step: int, batch: int, count: int, party: Party, *place: int | str
         count: of images.
         place: where the order is used, such as (seed, "prediction", round).
     """
-    together = batch * party.count
-    first = step * together + party.rank * batch
+    together = batch * group.world_size
+    first = step * together + group.rank * batch
     numbers = range(first, first + batch)
     orders = {epoch: order(epoch, count, *place) for epoch in {n // count for n in numbers}}
     return [orders[number // count][number % count] for number in numbers]
@@ -187,7 +189,7 @@ EVERY = 60.0
 """Seconds between checkpoints."""
 
 
-class Keeper:
+class Checkpointer:
     """Keeps the state of one training in a file, now and then.
 
     Args:

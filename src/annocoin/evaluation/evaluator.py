@@ -110,7 +110,7 @@ class Evaluator:
         self._images = 0
 
     def add(self, predictions: Instances | None, truth: Instances) -> None:
-        """Add one image. Classes are 1..C; `truth.crowd` marks crowds."""
+        """Add one image. Classes are 1..C; `truth.crowd` weak_labels crowds."""
         for given in (truth, predictions):
             if given is not None:
                 self._check(given, truth)

@@ -14,7 +14,7 @@ from torch import Tensor
 CLAMP = 6.0
 """Log losses above this count as this: what is nearly impossible must not outweigh all else."""
 
-EVEN_CLAMP = 3.0
+LOG_ODDS_CLAMP = 3.0
 """The same for log odds in learning. With 6, what is surely background outweighs all objects."""
 
 SHAPE = 6.0
@@ -46,7 +46,7 @@ def prediction_loss_table(
     return losses.clamp(max=clamp) + masks.clamp(max=clamp)
 
 
-def conditioned_loss_table(
+def annotation_loss_table(
     class_log_probabilities: Tensor,
     mask_losses: Tensor,
     *,
@@ -78,7 +78,7 @@ def conditioned_loss_table(
     return _of_margins(margins.clamp(-clamp, clamp))
 
 
-def evened(table: Tensor, clamp: float = EVEN_CLAMP) -> Tensor:
+def clamp_log_odds(table: Tensor, clamp: float = LOG_ODDS_CLAMP) -> Tensor:
     """A conditioned table with log odds kept within a smaller bound, for learning: [P, J+1]."""
     return _of_margins((table[:, :1] - table[:, 1:]).clamp(-clamp, clamp))
 

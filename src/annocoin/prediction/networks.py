@@ -210,7 +210,7 @@ def share_masks(net: MaskRCNN) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class ResizedImage:
     """An image at the size at which a network sees it.
 
     Args:
@@ -231,12 +231,12 @@ class View:
         down, across = (new / old for new, old in zip(self.size, self.original, strict=True))
         return torch.tensor([across, down, across, down])
 
-    def mirrored(self) -> View:
-        """Left and right changed."""
-        return View(self.pixels.flip(2), self.original)
+    def mirrored(self) -> ResizedImage:
+        """Left and right override."""
+        return ResizedImage(self.pixels.flip(2), self.original)
 
 
-def view(image: npt.NDArray[np.uint8], size: int, longest: int) -> View:
+def view(image: npt.NDArray[np.uint8], size: int, longest: int) -> ResizedImage:
     """An image, uint8 [H, W, 3], with its shorter side `size`, its longer at most `longest`."""
     height, width = image.shape[:2]
     scale = min(size / min(height, width), longest / max(height, width))
@@ -245,10 +245,10 @@ def view(image: npt.NDArray[np.uint8], size: int, longest: int) -> View:
     if wanted != (height, width):
         # without averaging where it shrinks, as torchvision's own transform does at test time
         pixels = F.interpolate(pixels[None], wanted, mode="bilinear", align_corners=False)[0]
-    return View(pixels, (height, width))
+    return ResizedImage(pixels, (height, width))
 
 
-def batch_of(views: Sequence[View], device: torch.device | str = "cpu") -> ImageList:
+def batch_of(views: Sequence[ResizedImage], device: torch.device | str = "cpu") -> ImageList:
     """Normalised images in one tensor [B, 3, H, W]; smaller ones end in zeros, as torchvision's."""
     height = max(own.size[0] for own in views)
     width = max(own.size[1] for own in views)

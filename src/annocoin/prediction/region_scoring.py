@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models.detection import MaskRCNN
 
-from annocoin.prediction.networks import View, batch_of
+from annocoin.prediction.networks import ResizedImage, batch_of
 from annocoin.regions.region_set import RegionSet
 
 LOOKED_AT = 64
@@ -21,9 +21,9 @@ UNSEEN = math.log(2)
 
 
 @torch.no_grad()
-def judge(
+def score_regions(
     net: MaskRCNN,
-    seen: View,
+    seen: ResizedImage,
     regions: RegionSet,
     labels: Sequence[int],
     *,

@@ -22,7 +22,13 @@ from torchvision.ops import roi_align
 from annocoin.errors import InputError, check_positive
 from annocoin.objective.diversity import class_entropy, mask_entropy
 from annocoin.prediction.networks import mask_layer
-from annocoin.prediction.soft_targets import Shares, SoftTargets, choose, draw, match
+from annocoin.prediction.soft_targets import (
+    MatchWeights,
+    SoftTargets,
+    match,
+    sample_anchors,
+    sample_rois,
+)
 
 BETA = 1 / 9
 """Where the smooth L1 loss of boxes goes from square to linear, torchvision's."""
@@ -120,7 +126,7 @@ class SoftLosses(nn.Module):
                 anchors[i], places[i], own, foreground=0.7, background=0.3, best_too=True
             )
             positive = int(self.options.anchors * self.options.positive_anchors)
-            chosen, drawn = draw(shares, self.options.anchors, positive, generator)
+            chosen, drawn = sample_anchors(shares, self.options.anchors, positive, generator)
             logits = scores[i * count + chosen, 0]
             each = drawn.instances.sum(dim=1) * F.softplus(-logits)
             each = each + drawn.background * F.softplus(logits)
@@ -143,7 +149,7 @@ class SoftLosses(nn.Module):
         targets: Sequence[SoftTargets],
         places: Sequence[Tensor],
         generators: Sequence[torch.Generator],
-    ) -> tuple[list[Tensor], list[Shares]]:
+    ) -> tuple[list[Tensor], list[MatchWeights]]:
         """The boxes that the heads learn from, and what they stand for."""
         rois, shares = [], []
         for found, own, place, generator in zip(
@@ -155,7 +161,7 @@ class SoftLosses(nn.Module):
             # more boxes stand for something in some sample than in one: no more than in one are
             # looked at, or K samples would cost more than one
             positive = min(positive, math.ceil(float(matched.instances.sum()) - 1e-3))
-            chosen, own_shares = choose(matched, self.options.rois, positive, generator)
+            chosen, own_shares = sample_rois(matched, self.options.rois, positive, generator)
             rois.append(boxes[chosen])
             shares.append(own_shares)
         return rois, shares
@@ -167,7 +173,7 @@ class SoftLosses(nn.Module):
         targets: Sequence[SoftTargets],
         places: Sequence[Tensor],
         rois: Sequence[Tensor],
-        shares: Sequence[Shares],
+        shares: Sequence[MatchWeights],
     ) -> dict[str, Tensor]:
         heads = self.net.roi_heads
         pooled = heads.box_roi_pool(features, list(rois), images.image_sizes)
@@ -204,7 +210,7 @@ class SoftLosses(nn.Module):
         targets: Sequence[SoftTargets],
         scales: Sequence[Tensor],
         rois: Sequence[Tensor],
-        shares: Sequence[Shares],
+        shares: Sequence[MatchWeights],
     ) -> dict[str, Tensor]:
         kept = [share.instances.sum(dim=1) > 0 for share in shares]
         boxes = [own[which] for own, which in zip(rois, kept, strict=True)]

@@ -43,7 +43,7 @@ class SoftTargets:
         return len(self.labels)
 
     def mirrored(self) -> SoftTargets:
-        """Left and right changed."""
+        """Left and right override."""
         width = self.masks.shape[2]
         boxes = self.boxes.clone()
         boxes[:, [0, 2]] = width - self.boxes[:, [2, 0]]
@@ -59,7 +59,7 @@ class SoftTargets:
         )
 
 
-class Shares(NamedTuple):
+class MatchWeights(NamedTuple):
     """How often, over the samples, a box stands for each instance, or for the background.
 
     Args:
@@ -79,7 +79,7 @@ def match(
     foreground: float,
     background: float,
     best_too: bool = False,
-) -> Shares:
+) -> MatchWeights:
     """Match boxes with the instances of each sample, as torchvision does with one labelling.
 
     In a sample a box stands for the instance that it overlaps most, if by `foreground` or more; for
@@ -94,7 +94,7 @@ def match(
     count, instances = len(boxes), len(targets)
     shares = boxes.new_zeros(count, instances)
     if not instances:
-        return Shares(shares, boxes.new_ones(count))
+        return MatchWeights(shares, boxes.new_ones(count))
     iou = box_iou(places, boxes)  # [U, N]
     none = boxes.new_zeros(count)
     most = iou.amax(dim=1, keepdim=True)
@@ -111,12 +111,12 @@ def match(
             matched |= reached[own].any(dim=0)
         shares.index_put_((rows[matched], own[which[matched]]), weight, accumulate=True)
         none += weight * ((best < background) & ~matched)
-    return Shares(shares, none)
+    return MatchWeights(shares, none)
 
 
-def draw(
-    shares: Shares, most: int, positive: int, generator: torch.Generator
-) -> tuple[Tensor, Shares]:
+def sample_anchors(
+    shares: MatchWeights, most: int, positive: int, generator: torch.Generator
+) -> tuple[Tensor, MatchWeights]:
     """Positions of about `most` of N boxes, int64 [n], and their shares times what they count.
 
     In the mean over draws every box counts as often as in the mean over its samples' own draws, if
@@ -140,15 +140,15 @@ def draw(
     chance[rest] = len(rest) / max(1, len(other))
     chosen = torch.cat([first, rest])
     counts = 1 / chance[chosen]
-    return chosen, Shares(
+    return chosen, MatchWeights(
         shares.instances[chosen] * (as_instance * counts)[:, None],
         shares.background[chosen] * (as_background * counts),
     )
 
 
-def choose(
-    shares: Shares, most: int, positive: int, generator: torch.Generator
-) -> tuple[Tensor, Shares]:
+def sample_rois(
+    shares: MatchWeights, most: int, positive: int, generator: torch.Generator
+) -> tuple[Tensor, MatchWeights]:
     """Positions of at most `most` of N boxes, int64 [n], and their shares as they are.
 
     Args:
@@ -161,7 +161,7 @@ def choose(
     first = _some((often > 0).nonzero()[:, 0], positive, generator)
     other = ((often == 0) & (shares.background > 0)).nonzero()[:, 0]
     chosen = torch.cat([first, _some(other, most - len(first), generator)])
-    return chosen, Shares(shares.instances[chosen], shares.background[chosen])
+    return chosen, MatchWeights(shares.instances[chosen], shares.background[chosen])
 
 
 def _by_chance(chance: Tensor, generator: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ import higra as hg
 import numpy as np
 import numpy.typing as npt
 
-from annocoin.regions.superpixel_graph import Elements, Mosaic
+from annocoin.regions.superpixel_graph import Elements, SuperpixelGraph
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int32]
@@ -164,9 +164,9 @@ class RegionGroups:
     places: npt.NDArray[np.int64]
 
 
-def group(trees: Sequence[Tree], mosaic: Mosaic, limit: int) -> RegionGroups:
-    """At most `limit` candidates from trees of a mosaic's superpixels; the whole image is last."""
-    areas, elements = mosaic.areas, mosaic.elements
+def group(trees: Sequence[Tree], graph: SuperpixelGraph, limit: int) -> RegionGroups:
+    """At most `limit` candidates from trees of a graph's superpixels; the whole image is last."""
+    areas, elements = graph.areas, graph.elements
     adjacent = np.zeros((len(areas), len(areas)), dtype=np.float32)
     adjacent[elements.pairs[:, 0], elements.pairs[:, 1]] = 1
     adjacent += adjacent.T
@@ -182,10 +182,10 @@ def group(trees: Sequence[Tree], mosaic: Mosaic, limit: int) -> RegionGroups:
     members = np.concatenate(merged)[order]
     parts = np.repeat([1, 2, 3], [len(found) for found in merged])[order]
     places = np.concatenate([np.arange(len(found)) for found in merged])[order]
-    filled = without_holes(members[:FILLED], elements, rim_of(mosaic.ids))
-    changed = np.flatnonzero((filled != members[:FILLED]).any(axis=1))
-    members = np.concatenate([members, filled[changed]])
-    parts, places = np.append(parts, parts[changed]), np.append(places, places[changed])
+    filled = without_holes(members[:FILLED], elements, rim_of(graph.ids))
+    override = np.flatnonzero((filled != members[:FILLED]).any(axis=1))
+    members = np.concatenate([members, filled[override]])
+    parts, places = np.append(parts, parts[override]), np.append(places, places[override])
     fresh = _first_of_each(members)
     fresh = fresh[~members[fresh].all(axis=1)][: limit - 1]
     return RegionGroups(

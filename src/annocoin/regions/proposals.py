@@ -30,7 +30,7 @@ from annocoin.regions.hierarchy import (
 )
 from annocoin.regions.ranking import Ranker
 from annocoin.regions.region_set import RegionSet
-from annocoin.regions.superpixel_graph import Elements, Mosaic
+from annocoin.regions.superpixel_graph import Elements, SuperpixelGraph
 
 Image = npt.NDArray[np.uint8]
 Number = TypeVar("Number", bound=np.generic)
@@ -68,12 +68,12 @@ class Analysis:
 
     Args:
         edges: the probability of a boundary, on average over the scales, float32 [H, W].
-        mosaic: its superpixels.
+        graph: its superpixels.
         trees: how they merge; the first tree is the ultrametric contour map of `edges`.
     """
 
     edges: npt.NDArray[np.float32]
-    mosaic: Mosaic
+    graph: SuperpixelGraph
     trees: list[Tree]
 
 
@@ -117,17 +117,17 @@ class RegionProposer:
         check_image(image)
         small = shrunk(image)
         maps = self.detector(small)
-        mosaic = make_mosaic(small, maps, self.superpixels)
-        return Analysis(maps.mean(axis=0), mosaic, make_trees(mosaic))
+        graph = superpixel_graph(small, maps, self.superpixels)
+        return Analysis(maps.mean(axis=0), graph, make_trees(graph))
 
     def choose(self, analysis: Analysis, size: Sequence[int]) -> RegionSet:
         """RegionGroups, ranked and selected, as regions of an image of `size`."""
-        mosaic = analysis.mosaic
-        candidates = group(analysis.trees, mosaic, self.candidates)
-        scores = self.ranker(mosaic, candidates)
-        chosen = best_and_whole(mosaic, candidates, scores, self.limit)
+        graph = analysis.graph
+        candidates = group(analysis.trees, graph, self.candidates)
+        scores = self.ranker(graph, candidates)
+        chosen = best_and_whole(graph, candidates, scores, self.limit)
         return RegionSet.of(
-            enlarged(mosaic.ids, size),
+            enlarged(graph.ids, size),
             candidates.members[chosen],
             # The order counts, also for those who sort by score.
             scores=np.clip(np.minimum.accumulate(scores[chosen]), 0, 1),
@@ -155,35 +155,35 @@ def enlarged(values: npt.NDArray[Number], size: Sequence[int]) -> npt.NDArray[Nu
     return values[rows[:, None], columns[None, :]]
 
 
-def make_mosaic(image: Image, maps: Maps, limit: int) -> Mosaic:
+def superpixel_graph(image: Image, maps: Maps, limit: int) -> SuperpixelGraph:
     """Superpixels and what is known about their borders, from boundary maps [K, H, W]."""
     average = maps.mean(axis=0)
     ids = superpixels(average + COLOUR_IN_CUT * lab_gradient(image), limit)
     elements = Elements.of(ids)
     strengths = [elements.masses(edges) / elements.lengths for edges in (average, *maps)]
-    return Mosaic(image, ids, elements, np.stack(strengths))
+    return SuperpixelGraph(image, ids, elements, np.stack(strengths))
 
 
-def make_trees(mosaic: Mosaic) -> list[Tree]:
+def make_trees(graph: SuperpixelGraph) -> list[Tree]:
     """Trees that merge the superpixels in different orders; different ones find different objects.
 
     By the mean strength of borders: on average over the scales, at each but the coarsest, and half
     by colour. By volume, a watershed hierarchy: small and faint pieces merge first.
     """
-    average, scales = mosaic.strengths[0], mosaic.strengths[2:]
-    weights = [average, *scales, (average + mosaic.colour_differences) / 2]
-    trees = [average_linkage(mosaic.elements, weight, mosaic.areas) for weight in weights]
-    return [*trees, volume_watershed(mosaic.elements, average, mosaic.areas)]
+    average, scales = graph.strengths[0], graph.strengths[2:]
+    weights = [average, *scales, (average + graph.colour_differences) / 2]
+    trees = [average_linkage(graph.elements, weight, graph.areas) for weight in weights]
+    return [*trees, volume_watershed(graph.elements, average, graph.areas)]
 
 
 def best_and_whole(
-    mosaic: Mosaic, candidates: RegionGroups, scores: npt.NDArray[np.float32], limit: int
+    graph: SuperpixelGraph, candidates: RegionGroups, scores: npt.NDArray[np.float32], limit: int
 ) -> npt.NDArray[np.int64]:
     """Positions of the regions to keep: the best that differ enough, and the whole image last."""
     order = np.argsort(-scores, kind="stable")
     whole = len(scores) - 1
     order = order[order != whole]
-    kept = order[select(candidates.members[order], mosaic.areas, limit - 1)]
+    kept = order[select(candidates.members[order], graph.areas, limit - 1)]
     return np.append(kept, whole)
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load as load_safetensors
 
 from annocoin.regions import algebra
 from annocoin.regions.hierarchy import RegionGroups
-from annocoin.regions.superpixel_graph import Mosaic
+from annocoin.regions.superpixel_graph import SuperpixelGraph
 
 Floats = npt.NDArray[np.float32]
 
@@ -39,30 +39,30 @@ class Ranker:
             weights = load_safetensors(path.read_bytes())
         self.weights = {name: value.astype(np.float32) for name, value in weights.items()}
 
-    def __call__(self, mosaic: Mosaic, candidates: RegionGroups) -> Floats:
+    def __call__(self, graph: SuperpixelGraph, candidates: RegionGroups) -> Floats:
         """The expected overlap of each candidate with an object, float32 [N]."""
         w = self.weights
-        x = np.clip((measure(mosaic, candidates) - w["mean"]) / w["spread"], -5, 5)
+        x = np.clip((measure(graph, candidates) - w["mean"]) / w["spread"], -5, 5)
         x = np.maximum(x @ w["0.weight"].T + w["0.bias"], 0)
         x = np.maximum(x @ w["2.weight"].T + w["2.bias"], 0)
         return np.asarray((x @ w["4.weight"].T + w["4.bias"])[:, 0], dtype=np.float32)
 
 
-def measure(mosaic: Mosaic, candidates: RegionGroups) -> Floats:
+def measure(graph: SuperpixelGraph, candidates: RegionGroups) -> Floats:
     """The measurements of every candidate, [N, F]."""
     members = candidates.members.astype(np.float32)
-    height, width = mosaic.ids.shape
-    pixels = _per_superpixel(mosaic)
+    height, width = graph.ids.shape
+    pixels = _per_superpixel(graph)
     sums = members @ pixels
     area = sums[:, 0]
     contact = sums[:, 1:5]  # pixels on the upper, lower, left, right side of the image
     place = sums[:, 5:7] / area[:, None] / (width, height) - 0.5
     colour = sums[:, 7:10] / area[:, None]
     variance = sums[:, 10] / area - (colour**2).sum(axis=1)
-    own = algebra.superpixel_boxes(torch.from_numpy(mosaic.ids), len(pixels)).to(torch.int16)
+    own = algebra.superpixel_boxes(torch.from_numpy(graph.ids), len(pixels)).to(torch.int16)
     boxes = algebra.region_boxes(torch.from_numpy(candidates.members), own).numpy()
     box_width, box_height = (boxes[:, 2:] - boxes[:, :2]).T.astype(np.float32)
-    outline, inside = _borders(mosaic, candidates.members, members)
+    outline, inside = _borders(graph, candidates.members, members)
     length, inner = outline[:, 0] + 1e-3, inside[:, 0]
     on_outline = outline[:, 1:] / length[:, None]
     within = inside[:, 1:] / (inner[:, None] + 1)
@@ -100,42 +100,42 @@ def measure(mosaic: Mosaic, candidates: RegionGroups) -> Floats:
     return np.stack(columns, axis=1).astype(np.float32)
 
 
-def _per_superpixel(mosaic: Mosaic) -> Floats:
+def _per_superpixel(graph: SuperpixelGraph) -> Floats:
     """Sums over each superpixel, [S, 11]: area, contact with the image's sides, x, y, Lab, Lab²."""
-    ids, count = mosaic.ids, len(mosaic.areas)
+    ids, count = graph.ids, len(graph.areas)
     height, width = ids.shape
     sides = [
         np.bincount(side, minlength=count) for side in (ids[0], ids[-1], ids[:, 0], ids[:, -1])
     ]
-    rest = mosaic.sums(
+    rest = graph.sums(
         np.tile(np.arange(width), height),
         np.repeat(np.arange(height), width),
-        (mosaic.lab**2).sum(axis=1),
+        (graph.lab**2).sum(axis=1),
     )
-    table = [mosaic.areas, *sides, *rest[:, :2].T, *mosaic.colour_sums.T, rest[:, 2]]
+    table = [graph.areas, *sides, *rest[:, :2].T, *graph.colour_sums.T, rest[:, 2]]
     return np.stack(table, axis=1).astype(np.float32)
 
 
 def _borders(
-    mosaic: Mosaic, members: npt.NDArray[np.bool_], numbers: Floats
+    graph: SuperpixelGraph, members: npt.NDArray[np.bool_], numbers: Floats
 ) -> tuple[Floats, Floats]:
     """Sums over the borders on each candidate's outline and inside of it, [N, B] both.
 
     The first column is the length, then the strengths, the length of weak border, the colours.
     """
-    lengths = mosaic.elements.lengths
-    average, scales = mosaic.strengths[0], mosaic.strengths[1:]
+    lengths = graph.elements.lengths
+    average, scales = graph.strengths[0], graph.strengths[1:]
     values = [
         np.ones_like(average),
         average,
         scales.min(axis=0),
         scales.max(axis=0),
         *(average < limit for limit in WEAK),
-        mosaic.colour_differences,
+        graph.colour_differences,
     ]
     table = np.stack(values) * lengths
     stats = table.astype(np.float32)
-    first, second = mosaic.elements.pairs.T
+    first, second = graph.elements.pairs.T
     columns = np.ascontiguousarray(members.T)
     outline = np.empty((len(members), len(stats)), dtype=np.float32)
     for start in range(0, len(members), BLOCK):

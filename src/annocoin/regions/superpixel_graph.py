@@ -1,4 +1,4 @@
-"""Mosaic: an image cut into superpixels, and what is known about them and their borders."""
+"""SuperpixelGraph: an image cut into superpixels, and what is known about them and their borders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOUR_SPREAD = 20.0
 
 
 @dataclass(frozen=True)
-class Mosaic:
+class SuperpixelGraph:
     """What trees, candidates and their ranking are made from.
 
     Args:

@@ -40,8 +40,8 @@ def draw_regions(
     size = (max(1, round(image.shape[0] * fit)), max(1, round(image.shape[1] * fit)))
     small = _resized_panel(image, size)
     ids = resized(regions.superpixels, size).numpy()
-    mosaic = analysis.mosaic
-    heights = contours(analysis.trees[0], mosaic.ids, mosaic.elements)
+    graph = analysis.graph
+    heights = contours(analysis.trees[0], graph.ids, graph.elements)
     panels = [
         (small, "image"),
         (_resized_panel(_grey(analysis.edges), size), "boundaries"),
@@ -87,7 +87,7 @@ def draw_seeds(
     *,
     most: int = 4,
 ) -> Picture:
-    """Panels in a row: marks and peaks, the best seeds' responses, then each way's labels.
+    """Panels in a row: weak_labels and peaks, the best seeds' responses, then each way's labels.
 
     Args:
         image: uint8 [H, W, 3].
@@ -229,8 +229,10 @@ def _of_round(
     return [*panels, _round_panel(pixels, said, dataset, f"{name}, prediction")]
 
 
-def _round_panel(pixels: Picture, marks: Annotation, dataset: WeakDataset, name: str) -> Picture:
+def _round_panel(
+    pixels: Picture, weak_labels: Annotation, dataset: WeakDataset, name: str
+) -> Picture:
     scale = ROUND_SIDE / max(pixels.shape[:2])
-    panel = draw(pixels, marks, dataset.classes, scale=scale)
+    panel = draw(pixels, weak_labels, dataset.classes, scale=scale)
     caption(panel, name, 2, panel.shape[0], 0.4)
     return panel

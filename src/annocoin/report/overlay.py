@@ -22,31 +22,31 @@ def draw(
 ) -> Picture:
     """The image [H, W, 3], enlarged by `scale`, with masks, boxes, points and names on it.
 
-    Every mark has its own colour; tags stand in the upper left corner. A box is drawn only where
+    Every weak_label has its own colour; tags stand in the upper left corner. A box is drawn only where
     there is no mask.
     """
     height, width = (max(1, round(side * scale)) for side in image.shape[:2])
     resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_CUBIC)
     canvas = np.asarray(resized, dtype=np.uint8)
     text_size = max(0.35, min(height, width) / 700)
-    tags = [classes[mark.label - 1] for mark in annotation if mark.kind == "tag"]
-    for i, mark in enumerate(annotation):
+    tags = [classes[weak_label.label - 1] for weak_label in annotation if weak_label.kind == "tag"]
+    for i, weak_label in enumerate(annotation):
         shade = colour(i)
-        name = classes[mark.label - 1]
-        if mark.score is not None and mark.score != 1:  # 1 is what has no score
-            name += f" {mark.score:.2f}"
-        if mark.mask is not None:
-            dense = masks.decode([mark.mask], annotation.size)[0].astype(np.uint8)
+        name = classes[weak_label.label - 1]
+        if weak_label.score is not None and weak_label.score != 1:  # 1 is what has no score
+            name += f" {weak_label.score:.2f}"
+        if weak_label.mask is not None:
+            dense = masks.decode([weak_label.mask], annotation.size)[0].astype(np.uint8)
             dense = cv2.resize(dense, (width, height), interpolation=cv2.INTER_LINEAR)
             canvas = tinted(canvas, dense.astype(bool), shade)
-            anchor = masks.interior_point(mark.mask) if dense.any() else (0.0, 0.0)
+            anchor = masks.interior_point(weak_label.mask) if dense.any() else (0.0, 0.0)
             caption(canvas, name, anchor[0] * scale, anchor[1] * scale, text_size, centred=True)
-        elif mark.box is not None:
-            x0, y0, x1, y1 = (round(value * scale) for value in mark.box)
+        elif weak_label.box is not None:
+            x0, y0, x1, y1 = (round(value * scale) for value in weak_label.box)
             cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), shade, max(1, round(scale)))
             caption(canvas, name, x0, y0, text_size)
-        elif mark.point is not None:
-            x, y = (round(value * scale) for value in mark.point)
+        elif weak_label.point is not None:
+            x, y = (round(value * scale) for value in weak_label.point)
             cv2.circle(canvas, (x, y), max(3, round(2 * scale)), (255, 255, 255), -1)
             cv2.circle(canvas, (x, y), max(2, round(1.5 * scale)), shade, -1)
             caption(canvas, name, x + 4, y, text_size)

@@ -102,7 +102,7 @@ def _width(trunk: nn.Module, name: str) -> int:
     return int(out.shape[1])
 
 
-def look_at(image: Image, size: int) -> Tensor:
+def resize_longest_side(image: Image, size: int) -> Tensor:
     """An image, uint8 [H, W, 3], as a classifier sees it: [3, h, w] in 0..1, `size` at most.
 
     Its shorter side has at least `SHORTEST` pixels, for backbones give nothing for fewer.
@@ -226,7 +226,7 @@ def check_made(path: Path, now: Mapping[str, Any]) -> None:
 
 @dataclass
 class Checkpoint:
-    """A training that can be interrupted: what changes, and what must not have changed."""
+    """A training that can be interrupted: what changes, and what must not have override."""
 
     net: Classifier
     optimizer: torch.optim.Optimizer

@@ -72,9 +72,9 @@ def retrieve(
 ) -> Retrieved:
     """The best region of every seed, without those of a tag that overlap a better one of its class.
 
-    A seed chooses among the regions that its mark admits: for a point those that contain it, for a
+    A seed chooses among the regions that its weak_label admits: for a point those that contain it, for a
     mask the one nearest to it, for a box those whose tight box has an IoU of `box_overlap` with it.
-    If a mark admits none, it is the one that comes nearest.
+    If a weak_label admits none, it is the one that comes nearest.
 
     Args:
         by: "votes", the region that agrees best with all that contain the peak, see `vote`;
@@ -97,7 +97,9 @@ def retrieve(
         return Retrieved(empty, empty, torch.zeros(0))
     scores = _admitted(SCORES[by](regions, seeds), regions, seeds, annotation, box_overlap)
     best, chosen = scores.max(dim=1)
-    is_tag = torch.tensor([annotation[mark].kind == "tag" for mark in seeds.marks.tolist()])
+    is_tag = torch.tensor(
+        [annotation[weak_label].kind == "tag" for weak_label in seeds.annotation_index.tolist()]
+    )
     kept = _suppressed(regions, seeds, chosen, is_tag, overlap)
     return Retrieved(chosen[kept], kept, best[kept])
 
@@ -168,19 +170,21 @@ def _of_containing(regions: RegionSet, seeds: Seeds, inside: Tensor) -> Tensor:
 def _admitted(
     scores: Tensor, regions: RegionSet, seeds: Seeds, annotation: Annotation, box_overlap: float
 ) -> Tensor:
-    """Scores [N, P], -inf for regions that a seed's mark does not admit.
+    """Scores [N, P], -inf for regions that a seed's weak_label does not admit.
 
     Where it admits none, how near each region comes to it instead.
     """
     rows = []
-    for row, point, number in zip(scores, seeds.points, seeds.marks.tolist(), strict=True):
-        mark = annotation[number]
-        if mark.mask is not None:
-            mask = torch.from_numpy(masks.decode([mark.mask], annotation.size))
+    for row, point, number in zip(
+        scores, seeds.points, seeds.annotation_index.tolist(), strict=True
+    ):
+        weak_label = annotation[number]
+        if weak_label.mask is not None:
+            mask = torch.from_numpy(masks.decode([weak_label.mask], annotation.size))
             fit, least = regions.iou_with(mask)[:, 0], 1.0
-        elif mark.box is not None:
-            fit, least = regions.box_iou([mark.box])[:, 0], box_overlap
-        elif mark.point is not None and bool(regions.contains(point[None]).any()):
+        elif weak_label.box is not None:
+            fit, least = regions.box_iou([weak_label.box])[:, 0], box_overlap
+        elif weak_label.point is not None and bool(regions.contains(point[None]).any()):
             fit, least = regions.contains(point[None])[:, 0].float(), 1.0
         else:
             rows.append(row)

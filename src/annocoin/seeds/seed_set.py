@@ -29,7 +29,7 @@ from annocoin.types import Annotation
 class Seeds:
     """N seeds of one image, each a peak of its class's map and where that peak comes from.
 
-    Equal-length, indexable fields. Every mark of the annotation has at least one seed.
+    Equal-length, indexable fields. Every weak_label of the annotation has at least one seed.
 
     Args:
         size: (height, width) of the image.
@@ -37,7 +37,7 @@ class Seeds:
         points: where the peaks' responses are densest, or the point that a person gave: x, y in
             the image, float32 [N, 2].
         scores: the class map's value at the peak, a logit, float32 [N].
-        marks: which mark of the annotation each seed is for, int64 [N].
+        annotation_index: which weak_label of the annotation each seed is for, int64 [N].
         responses: the peak response maps, each summing to 1, float32 [N, h, w].
         maps: the maps of the seeds' classes, logits, float32 [N, h', w'].
     """
@@ -46,7 +46,7 @@ class Seeds:
     labels: Tensor
     points: Tensor
     scores: Tensor
-    marks: Tensor
+    annotation_index: Tensor
     responses: Tensor
     maps: Tensor
 
@@ -56,7 +56,7 @@ class Seeds:
             "labels": (self.labels, 1),
             "points": (self.points, 2),
             "scores": (self.scores, 1),
-            "marks": (self.marks, 1),
+            "annotation_index": (self.annotation_index, 1),
             "responses": (self.responses, 3),
             "maps": (self.maps, 3),
         }
@@ -75,7 +75,7 @@ class Seeds:
             labels=self.labels[positions],
             points=self.points[positions],
             scores=self.scores[positions],
-            marks=self.marks[positions],
+            annotation_index=self.annotation_index[positions],
             responses=self.responses[positions],
             maps=self.maps[positions],
         )
@@ -88,11 +88,11 @@ class Seeds:
         return f"Seeds({len(self)} in {self.size[0]}x{self.size[1]})"
 
     def check_for(self, annotation: Annotation) -> None:
-        """Raise unless these are seeds for this annotation: each of the class of its mark."""
+        """Raise unless these are seeds for this annotation: each of the class of its weak_label."""
         fits = self.size == annotation.size
         if fits and len(self):
-            fits = int(self.marks.max()) < len(annotation) and torch.equal(
-                annotation.labels[self.marks], self.labels
+            fits = int(self.annotation_index.max()) < len(annotation) and torch.equal(
+                annotation.labels[self.annotation_index], self.labels
             )
         if not fits:
             raise InputError(
@@ -123,7 +123,7 @@ FIELDS: Fields = {
     "labels": ((None,), ("int64",)),
     "points": ((None, 2), ("float32",)),
     "scores": ((None,), ("float32",)),
-    "marks": ((None,), ("int64",)),
+    "annotation_index": ((None,), ("int64",)),
     "responses": ((None, None, None), ("uint8",)),
     "maps": ((None, None, None), ("float32",)),
 }
@@ -134,7 +134,7 @@ def write_seeds(path: str | Path, seeds: Seeds, annotation: Annotation | None = 
     """Write seeds as .npz, whole or not at all. Some 10 kB a seed for a photograph.
 
     Args:
-        annotation: what they were made for, so that `seeds_are_current` can tell whether it has changed.
+        annotation: what they were made for, so that `seeds_are_current` can tell whether it has override.
     """
     content: Arrays = {
         "annotation": np.asarray(_annotation_digest(annotation)),
@@ -142,7 +142,7 @@ def write_seeds(path: str | Path, seeds: Seeds, annotation: Annotation | None = 
         "labels": seeds.labels.numpy(),
         "points": seeds.points.numpy(),
         "scores": seeds.scores.numpy(),
-        "marks": seeds.marks.numpy(),
+        "annotation_index": seeds.annotation_index.numpy(),
         "responses": _in_steps(seeds.responses).numpy(),
         "maps": seeds.maps.numpy(),
     }
@@ -182,14 +182,14 @@ def _decode(fields: Arrays) -> Seeds:
         raise ValueError("numbers that no seeds have")
     points = fields["points"]
     outside = (points < 0).any() or (points > np.asarray([width, height])).any()
-    if outside or (fields["labels"] < 1).any() or (fields["marks"] < 0).any():
-        raise ValueError("points outside of the image, or labels or marks below the first")
+    if outside or (fields["labels"] < 1).any() or (fields["annotation_index"] < 0).any():
+        raise ValueError("points outside of the image, or labels or weak_labels below the first")
     return Seeds(
         size=(height, width),
         labels=torch.from_numpy(fields["labels"]),
         points=torch.from_numpy(points),
         scores=torch.from_numpy(fields["scores"]),
-        marks=torch.from_numpy(fields["marks"]),
+        annotation_index=torch.from_numpy(fields["annotation_index"]),
         responses=share / mass,
         maps=torch.from_numpy(fields["maps"]),
     )

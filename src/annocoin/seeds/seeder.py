@@ -15,9 +15,9 @@ from annocoin import masks as rle
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.masks import Size
 from annocoin.seeds.back_propagation import PeakBackPropagation, RuleName
-from annocoin.seeds.classifier import Classifier, Image, find_peaks, look_at
+from annocoin.seeds.classifier import Classifier, Image, find_peaks, resize_longest_side
 from annocoin.seeds.seed_set import Seeds
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 
 CLOSER = 1.4
 """Looking closer than in training finds smaller objects, and shows more of their outlines."""
@@ -67,26 +67,26 @@ class Seeder:
         self.back = PeakBackPropagation(classifier.eval().to(self.device), self.options.rule)
 
     def __call__(self, image: Image, annotation: Annotation) -> Seeds:
-        """The seeds of an RGB image, uint8 [H, W, 3], at least one for every mark."""
+        """The seeds of an RGB image, uint8 [H, W, 3], at least one for every weak_label."""
         if annotation.distinct_labels and annotation.distinct_labels[-1] > len(self.classes):
             raise InputError(
                 f"class {annotation.distinct_labels[-1]}; the classifier has {len(self.classes)}"
             )
-        seen = look_at(image, self.size)
+        seen = resize_longest_side(image, self.size)
         passed = self.back(seen.to(self.device))
         maps = passed.maps.cpu()
         size = (seen.shape[1], seen.shape[2])
         scale = (image.shape[0] / size[0], image.shape[1] / size[1])
         cells = self.back.cells.points((maps.shape[1], maps.shape[2]), scale)
-        peaks, points, marks = choose_seeds(maps, cells, annotation, self.options.threshold)
+        peaks, points, weak_labels = choose_seeds(maps, cells, annotation, self.options.threshold)
         responses = passed.responses(peaks.to(self.device)).cpu()
         classes, rows, columns = peaks.T
         return Seeds(
             size=annotation.size,
             labels=classes + 1,
-            points=settled(points, responses, marks, annotation),
+            points=refine_peaks(points, responses, weak_labels, annotation),
             scores=maps[classes, rows, columns],
-            marks=marks,
+            annotation_index=weak_labels,
             responses=_coarser(responses, self.options.cell),
             maps=self.back.cells.evenly(maps, size)[classes],
         )
@@ -107,18 +107,18 @@ class Choice(NamedTuple):
     Args:
         peaks: class 0..C-1, row and column of the map, int64 [N, 3].
         points: x, y in the image, float32 [N, 2].
-        marks: the mark that each is for, int64 [N].
+        annotation_index: the weak_label that each is for, int64 [N].
     """
 
     peaks: Tensor
     points: Tensor
-    marks: Tensor
+    annotation_index: Tensor
 
 
 def choose_seeds(
     maps: Tensor, cells: tuple[Tensor, Tensor], annotation: Annotation, threshold: float
 ) -> Choice:
-    """Seeds for every mark of an image, at least one each.
+    """Seeds for every weak_label of an image, at least one each.
 
     A tag gets the peaks of its class that are near its best one. A box gets the best peak that lies
     in it, or else the best place there; a point and a mask get the place that they show.
@@ -131,14 +131,14 @@ def choose_seeds(
     grid = _Grid(cells, annotation.size)
     found: list[tuple[tuple[int, int, int], tuple[float, float], int]] = []
     peaks = find_peaks(maps)
-    for number, mark in enumerate(annotation):
-        of_class, is_peak = maps[mark.label - 1], peaks[mark.label - 1]
-        for row, column, point in _places(of_class, is_peak, mark, grid, threshold):
-            found.append(((mark.label - 1, row, column), point, number))
+    for number, weak_label in enumerate(annotation):
+        of_class, is_peak = maps[weak_label.label - 1], peaks[weak_label.label - 1]
+        for row, column, point in _places(of_class, is_peak, weak_label, grid, threshold):
+            found.append(((weak_label.label - 1, row, column), point, number))
     return Choice(
         peaks=torch.tensor([peak for peak, _, _ in found], dtype=torch.int64).view(-1, 3),
         points=torch.tensor([point for _, point, _ in found], dtype=torch.float32).view(-1, 2),
-        marks=torch.tensor([number for _, _, number in found], dtype=torch.int64),
+        annotation_index=torch.tensor([number for _, _, number in found], dtype=torch.int64),
     )
 
 
@@ -168,17 +168,17 @@ class _Grid:
 
 
 def _places(
-    of_class: Tensor, is_peak: Tensor, mark: Mark, grid: _Grid, threshold: float
+    of_class: Tensor, is_peak: Tensor, weak_label: WeakLabel, grid: _Grid, threshold: float
 ) -> list[Place]:
-    if mark.mask is not None and rle.areas([mark.mask])[0] > 0:
-        return [grid.under(rle.interior_point(mark.mask))]
-    if mark.point is not None:
-        return [grid.under(mark.point)]
-    if mark.box is None:
+    if weak_label.mask is not None and rle.areas([weak_label.mask])[0] > 0:
+        return [grid.under(rle.interior_point(weak_label.mask))]
+    if weak_label.point is not None:
+        return [grid.under(weak_label.point)]
+    if weak_label.box is None:
         return _near_the_best(of_class, is_peak, grid, threshold)
-    cells = grid.inside(mark.box)
+    cells = grid.inside(weak_label.box)
     if not cells.any():  # smaller than a cell
-        x0, y0, x1, y1 = mark.box
+        x0, y0, x1, y1 = weak_label.box
         return [grid.under(((x0 + x1) / 2, (y0 + y1) / 2))]
     allowed = cells & is_peak if (cells & is_peak).any() else cells
     return _near_the_best(of_class, allowed, grid, threshold)[:1]
@@ -200,7 +200,9 @@ BLUR = 0.024
 """The deviation of the blur, as a share of the image's longer side: single pixels say little."""
 
 
-def settled(points: Tensor, responses: Tensor, marks: Tensor, annotation: Annotation) -> Tensor:
+def refine_peaks(
+    points: Tensor, responses: Tensor, annotation_index: Tensor, annotation: Annotation
+) -> Tensor:
     """Points moved to where their responses are densest: float32 [N, 2], x, y.
 
     The seeds of a box stay in it; a point or a mask that a person gave stays where it is.
@@ -208,22 +210,22 @@ def settled(points: Tensor, responses: Tensor, marks: Tensor, annotation: Annota
     Args:
         points: float32 [N, 2], in the image.
         responses: [N, h, w], at any resolution.
-        marks: the mark that each is for, int64 [N].
+        annotation_index: the weak_label that each is for, int64 [N].
     """
     moved = points.clone()
     height, width = responses.shape[1:]
     across, down = annotation.size[1] / width, annotation.size[0] / height
     columns = (np.arange(width) + 0.5) * across
     rows = (np.arange(height) + 0.5) * down
-    for i, number in enumerate(marks.tolist()):
-        mark = annotation[number]
-        if mark.point is not None or mark.mask is not None:
+    for i, number in enumerate(annotation_index.tolist()):
+        weak_label = annotation[number]
+        if weak_label.point is not None or weak_label.mask is not None:
             continue
         dense = cv2.GaussianBlur(
             responses[i].numpy(), (0, 0), BLUR * max(height, width), borderType=cv2.BORDER_CONSTANT
         )
-        if mark.box is not None:
-            x0, y0, x1, y1 = mark.box
+        if weak_label.box is not None:
+            x0, y0, x1, y1 = weak_label.box
             inside = ((rows >= y0) & (rows < y1))[:, None] & ((columns >= x0) & (columns < x1))
             if not inside.any():  # smaller than a pixel of the response
                 continue

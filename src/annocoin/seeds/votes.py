@@ -26,7 +26,7 @@ LEAST_SCORE, LEAST_EDGE = 0.05, 0.02
 def vote(
     regions: RegionSet,
     seeds: Seeds,
-    admissible: Tensor | None = None,
+    compatible: Tensor | None = None,
     *,
     sharpness: float = SHARPNESS,
 ) -> Tensor:
@@ -37,17 +37,17 @@ def vote(
     response and class is in them.
 
     Args:
-        admissible: the only regions that a seed may vote for, bool [N, P]; where there is none, the
+        compatible: the only regions that a seed may vote for, bool [N, P]; where there is none, the
             seed has no vote.
         sharpness: how much more the better regions are heard.
     """
     if len(seeds) == 0 or len(regions) == 0:
         return torch.zeros(len(seeds), len(regions))
     holds = regions.contains(seeds.points).T
-    if admissible is None:
-        admissible = torch.ones_like(holds)
+    if compatible is None:
+        compatible = torch.ones_like(holds)
     rows = []
-    for own, label, may in zip(holds, seeds.labels, admissible, strict=True):
+    for own, label, may in zip(holds, seeds.labels, compatible, strict=True):
         foreign = holds[seeds.labels != label].any(dim=0)
         rows.append(first_that_leaves_any(may & own & ~foreign, may & own, may))
     evidence = response_inside(regions, seeds) + likelihood_inside(regions, seeds)
@@ -173,7 +173,7 @@ def fitting_boxes(regions: RegionSet, annotation: Annotation, least: float = BOX
     return kept
 
 
-def worth_keeping(
+def filter_regions(
     regions: RegionSet,
     seeds: Seeds,
     annotation: Annotation,
@@ -184,11 +184,11 @@ def worth_keeping(
 ) -> Tensor:
     """The regions that the annotation leaves, bool [P].
 
-    If all marks are boxes, those that fit one; else also those that a seed of another mark touches,
+    If all weak_labels are boxes, those that fit one; else also those that a seed of another weak_label touches,
     and the first `best` of all. The paper has the touched ones alone (`best=0`).
     """
     in_box = torch.tensor([kind == "box" for kind in annotation.kinds], dtype=torch.bool)
-    free = seeds[~in_box[seeds.marks]]
+    free = seeds[~in_box[seeds.annotation_index]]
     kept = touched(regions, free, strong) | fitting_boxes(regions, annotation, box_overlap)
     if len(free):
         kept[:best] = True

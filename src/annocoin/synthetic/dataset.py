@@ -18,7 +18,7 @@ from annocoin.errors import InputError
 from annocoin.progress import track
 from annocoin.synthetic.creatures import CLASSES, SPECIES, Sprite, paint_creature, pose_creature
 from annocoin.synthetic.textures import Array, Rng, paint_backdrop
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 
 VAL_SHARE = 0.2
 
@@ -61,8 +61,8 @@ def _save(scene: Scene, folder: Path, name: str) -> LabelledImage:
     ids = np.arange(1, len(scene.labels) + 1, dtype=scene.ids.dtype)
     rles = masks.encode(scene.ids[None] == ids[:, None, None])
     pairs = zip(scene.labels, rles, strict=True)
-    marks = tuple(Mark(label, mask=rle) for label, rle in pairs)
-    annotation = Annotation((scene.ids.shape[0], scene.ids.shape[1]), marks)
+    weak_labels = tuple(WeakLabel(label, mask=rle) for label, rle in pairs)
+    annotation = Annotation((scene.ids.shape[0], scene.ids.shape[1]), weak_labels)
     return LabelledImage(name, path.name, path, annotation)
 
 

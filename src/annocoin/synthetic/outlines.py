@@ -62,14 +62,14 @@ def limb(
     start: tuple[float, float],
     end: tuple[float, float],
     width: tuple[float, float],
-    bend: float = 0.0,
+    relu: float = 0.0,
 ) -> Points:
     """A tapered, bent limb [N, 2]: half width `width[0]` at `start`, `width[1]` at `end`."""
     t = np.linspace(0, 1, 16)[:, None]
     first, last = np.asarray(start), np.asarray(end)
     along = last - first
     across = np.array([-along[1], along[0]])
-    spine = first + t * along + bend * 4 * t * (1 - t) * across
+    spine = first + t * along + relu * 4 * t * (1 - t) * across
     normal = np.gradient(spine, axis=0)[:, ::-1] * (-1, 1)
     normal /= np.linalg.norm(normal, axis=1, keepdims=True)
     half = width[0] + (width[1] - width[0]) * t

@@ -148,7 +148,7 @@ def _stone(rng: Rng, canvas: Array, short: int) -> None:
 
 
 def _mottle(rng: Rng, canvas: Array, short: int) -> None:
-    """A small plain mark with an emblem's contrast and nobody's pattern."""
+    """A small plain weak_label with an emblem's contrast and nobody's pattern."""
     hue = rng.uniform(0, 360)
     light = lch(rng.uniform(80, 94), rng.uniform(5, 28), hue)
     dark = lch(rng.uniform(16, 32), rng.uniform(5, 24), hue)

@@ -11,7 +11,7 @@ import pytest
 from annocoin import masks
 from annocoin.data.loading import load_labelled
 from annocoin.errors import InputError
-from annocoin.types import Mark
+from annocoin.types import WeakLabel
 from pictures import picture
 
 
@@ -32,9 +32,9 @@ def test_labelme_shapes_and_flags(labelme: Path) -> None:
     labelled = load_labelled(labelme)
     assert labelled.classes == ("cat", "dog", "sky")
     tag, box, polygon, point = labelled[0].annotation
-    assert (tag, box) == (Mark(3), Mark(2, box=(2, 1, 12, 8)))
+    assert (tag, box) == (WeakLabel(3), WeakLabel(2, box=(2, 1, 12, 8)))
     assert masks.boxes([polygon.mask]).tolist() == [[1, 1, 5, 5]]  # type: ignore[list-item]
-    assert point == Mark(1, point=(3, 3))
+    assert point == WeakLabel(1, point=(3, 3))
 
 
 @pytest.mark.parametrize(

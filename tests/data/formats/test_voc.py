@@ -13,7 +13,7 @@ from PIL import Image
 from annocoin.data.formats.voc import CLASSES as VOC_CLASSES
 from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.errors import InputError, Problems
-from annocoin.types import Mark
+from annocoin.types import WeakLabel
 from pictures import picture
 
 XML = """<annotation><filename>{name}.jpg</filename>
@@ -52,10 +52,10 @@ def voc(tmp_path: Path) -> Path:
 def test_voc_boxes_count_from_zero_and_flags_are_read(voc: Path) -> None:
     labelled = load_labelled(voc, split="val", with_masks="never")
     assert labelled.classes == VOC_CLASSES
-    assert labelled[0].annotation.marks == (
-        Mark(1, box=(0, 0, 8, 5)),
-        Mark(15, box=(1.5, 1, 20, 10), difficult=True),
-        Mark(12, box=(10, 5, 20, 10)),
+    assert labelled[0].annotation.weak_labels == (
+        WeakLabel(1, box=(0, 0, 8, 5)),
+        WeakLabel(15, box=(1.5, 1, 20, 10), difficult=True),
+        WeakLabel(12, box=(10, 5, 20, 10)),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from annocoin import masks
 from annocoin.data.loading import load_labelled
 from annocoin.errors import InputError
-from annocoin.types import Mark
+from annocoin.types import WeakLabel
 from pictures import picture
 
 
@@ -29,7 +29,7 @@ def yolo(tmp_path: Path) -> Path:
 def test_yolo_boxes_polygons_and_images_without_labels(yolo: Path) -> None:
     labelled = load_labelled(yolo, split="train")
     box, polygon = labelled[0].annotation
-    assert box == Mark(2, box=pytest.approx((8, 3, 12, 7)))
+    assert box == WeakLabel(2, box=pytest.approx((8, 3, 12, 7)))
     assert polygon.label == 1
     assert masks.boxes([polygon.mask]).tolist() == [[2, 1, 7, 6]]  # type: ignore[list-item]
     assert len(labelled[1].annotation) == 0

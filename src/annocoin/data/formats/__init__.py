@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from annocoin.types import Mark
+from annocoin.types import WeakLabel
 
 
 @dataclass
@@ -26,15 +26,15 @@ class ConversionLoss:
         if count:
             self.dropped[what] += count
 
-    def leave_out(self, mark: Mark, held: Collection[str]) -> None:
-        """Count what the mark says beyond the fields that the format holds."""
+    def leave_out(self, weak_label: WeakLabel, held: Collection[str]) -> None:
+        """Count what the weak_label says beyond the fields that the format holds."""
         said = {
-            "masks": mark.mask is not None,
-            "points": mark.point is not None,
-            "scores": mark.score is not None,
-            "confidences": mark.confidence is not None,
-            "crowd flags": mark.crowd,
-            "difficult flags": mark.difficult,
+            "masks": weak_label.mask is not None,
+            "points": weak_label.point is not None,
+            "scores": weak_label.score is not None,
+            "confidences": weak_label.confidence is not None,
+            "crowd flags": weak_label.crowd,
+            "difficult flags": weak_label.difficult,
         }
         for what, there in said.items():
             if there and what not in held:
@@ -42,11 +42,11 @@ class ConversionLoss:
 
     def lines(self) -> list[str]:
         """One line per kind of loss; none if all is exact."""
-        changed = [iou for iou in self.ious if iou < 1]
+        override = [iou for iou in self.ious if iou < 1]
         lines = []
-        if changed:
+        if override:
             lines.append(
-                f"{len(changed)} of {len(self.ious)} masks changed: "
+                f"{len(override)} of {len(self.ious)} masks override: "
                 f"mean IoU with the original {sum(self.ious) / len(self.ious):.4f}, "
                 f"least {min(self.ious):.4f}"
             )

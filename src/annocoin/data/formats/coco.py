@@ -26,7 +26,7 @@ from annocoin.errors import InputError, Problems, brief
 from annocoin.files import read_json, write_json
 from annocoin.masks import Size
 from annocoin.progress import track
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 
 
 def read(
@@ -60,11 +60,13 @@ def from_content(
             file_name = field(entry, "file_name", str, where)
             size = checked_size(entry.get("height"), entry.get("width"), MAX_PIXELS, where)
             file = _image_file(file_name, images_folder, size, where)
-            marks = tuple(
-                _to_mark(a, labels, size, with_masks, f"{path}: annotation {a.get('id')!r}")
+            weak_labels = tuple(
+                _to_weak_label(a, labels, size, with_masks, f"{path}: annotation {a.get('id')!r}")
                 for a in owned.get(entry["id"], [])
             )
-            images.append(LabelledImage(entry["id"], file_name, file, Annotation(size, marks)))
+            images.append(
+                LabelledImage(entry["id"], file_name, file, Annotation(size, weak_labels))
+            )
     return LabelledImages.of(names, images, category_ids=list(labels), source=path)
 
 
@@ -79,10 +81,12 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
         images.append(
             {"id": image_id, "file_name": image.file_name, "height": height, "width": width}
         )
-        for mark in image.annotation:
+        for weak_label in image.annotation:
             entry = {"id": len(annotations) + 1, "image_id": image_id}
-            category_id = labelled.category_ids[mark.label - 1]
-            annotations.append({**entry, "category_id": category_id, **_from_mark(mark)})
+            category_id = labelled.category_ids[weak_label.label - 1]
+            annotations.append(
+                {**entry, "category_id": category_id, **_from_weak_label(weak_label)}
+            )
     categories = [
         {"id": number, "name": name}
         for number, name in zip(labelled.category_ids, labelled.classes, strict=True)
@@ -144,9 +148,9 @@ def _image_file(file_name: str, folder: Path | None, size: Size, where: str) -> 
     return path
 
 
-def _to_mark(
+def _to_weak_label(
     entry: dict[str, Any], labels: dict[int, int], size: Size, with_masks: bool, where: str
-) -> Mark:
+) -> WeakLabel:
     category = field(entry, "category_id", int, where)
     if category not in labels:
         raise InputError(f"{where}: category_id {category}; expected one of {brief(list(labels))}")
@@ -162,7 +166,7 @@ def _to_mark(
             box = clipped_box((x, y, x + width, y + height), size, where)
     if not with_masks:
         segmentation = None
-    return Mark(
+    return WeakLabel(
         label=labels[category],
         box=box,
         point=None if point is None else checked_point(point, size, where),
@@ -177,20 +181,23 @@ def _to_mark(
     )
 
 
-def _from_mark(mark: Mark) -> dict[str, Any]:
-    entry: dict[str, Any] = {"iscrowd": int(mark.crowd)}
-    box = tight_box(mark)
+def _from_weak_label(weak_label: WeakLabel) -> dict[str, Any]:
+    entry: dict[str, Any] = {"iscrowd": int(weak_label.crowd)}
+    box = tight_box(weak_label)
     if box is not None:
         x0, y0, x1, y1 = box
         entry |= {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0)}
-    if mark.mask is not None:
-        entry |= {"segmentation": masks.to_json(mark.mask), "area": masks.areas([mark.mask])[0]}
+    if weak_label.mask is not None:
+        entry |= {
+            "segmentation": masks.to_json(weak_label.mask),
+            "area": masks.areas([weak_label.mask])[0],
+        }
         entry.setdefault("bbox", [0.0, 0.0, 0.0, 0.0])
-    if mark.point is not None:
-        entry["point"] = list(mark.point)
-    if mark.difficult:
+    if weak_label.point is not None:
+        entry["point"] = list(weak_label.point)
+    if weak_label.difficult:
         entry["difficult"] = 1
-    for key, value in (("score", mark.score), ("confidence", mark.confidence)):
+    for key, value in (("score", weak_label.score), ("confidence", weak_label.confidence)):
         if value is not None:
             entry[key] = value
     return entry

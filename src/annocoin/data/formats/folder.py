@@ -28,7 +28,7 @@ from annocoin.errors import InputError, Problems, brief
 from annocoin.files import new_directory, read_lines, read_text
 from annocoin.masks import Size
 from annocoin.progress import track
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 
 _ALIASES = {
     "image": {"image", "file", "filename", "file_name", "image_id", "path", "name"},
@@ -62,11 +62,13 @@ def read(root: Path, split: str | None, problems: Problems) -> LabelledImages:
     for file, own in track(list(by_image.items()), f"reading {root.name}"):
         with problems.caught():
             size = image_size(file)
-            marks = [m for n, row in own for m in _marks(row, names, size, f"{path}:{n}")]
+            weak_labels = [
+                m for n, row in own for m in _weak_labels(row, names, size, f"{path}:{n}")
+            ]
             name = file.relative_to(root / "images")
             image_id = name.with_suffix("").as_posix()
             images.append(
-                LabelledImage(image_id, name.as_posix(), file, Annotation(size, tuple(marks)))
+                LabelledImage(image_id, name.as_posix(), file, Annotation(size, tuple(weak_labels)))
             )
     unique([image.image_id for image in images], f"{path}: image names without ending")
     return LabelledImages.of(names, images, split=split, source=root)
@@ -112,10 +114,10 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
         pairs = list(zip(labelled, labelled.stems(), strict=True))
         for image, stem in track(pairs, "writing folder"):
             copied = copy_image(image.image_path(), root / "images", stem)
-            for mark in image.annotation:
-                loss.leave_out(mark, held={"points"})
-                box, point = tight_box(mark) or ("",) * 4, mark.point or ("",) * 2
-                name = labelled.classes[mark.label - 1]
+            for weak_label in image.annotation:
+                loss.leave_out(weak_label, held={"points"})
+                box, point = tight_box(weak_label) or ("",) * 4, weak_label.point or ("",) * 2
+                name = labelled.classes[weak_label.label - 1]
                 table.writerow([copied.name, name, *box, *point])
             if not image.annotation:
                 table.writerow([copied.name, *[""] * 7])
@@ -199,15 +201,15 @@ def _image(root: Path, row: dict[str, str], where: str) -> Path:
     return find_image(root / "images", name, where)
 
 
-def _marks(row: dict[str, str], names: list[str], size: Size, where: str) -> list[Mark]:
+def _weak_labels(row: dict[str, str], names: list[str], size: Size, where: str) -> list[WeakLabel]:
     labels = [names.index(name) + 1 for name in _names(row)]
     box, point = _numbers(row, _BOX, where), _numbers(row, _POINT, where)
     if box is None and point is None:
-        return [Mark(label) for label in labels]
+        return [WeakLabel(label) for label in labels]
     if len(labels) != 1:
         raise InputError(f"{where}: {len(labels)} classes for one place; expected one")
     return [
-        Mark(
+        WeakLabel(
             labels[0],
             box=None if box is None else clipped_box(box, size, where),
             point=None if point is None else checked_point(point, size, where),

@@ -26,7 +26,7 @@ from annocoin.errors import InputError, Problems, brief
 from annocoin.files import new_directory, read_json
 from annocoin.masks import RLE, Size, from_polygon
 from annocoin.progress import track
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 
 _EXTRAS = ("score", "confidence")
 _FLAGS = ("crowd", "difficult")
@@ -49,13 +49,15 @@ def read(root: Path, with_masks: bool, problems: Problems) -> LabelledImages:
             named = field(content, "imagePath", str, str(path))
             file = inside(root, named, str(path))
             size = image_size(file)
-            marks = [Mark(names.index(tag) + 1) for tag in _tags(content)]
-            marks += [
-                _to_mark(shapes, names, size, with_masks, f"{path}: shape {shapes[0]['label']!r}")
+            weak_labels = [WeakLabel(names.index(tag) + 1) for tag in _tags(content)]
+            weak_labels += [
+                _to_weak_label(
+                    shapes, names, size, with_masks, f"{path}: shape {shapes[0]['label']!r}"
+                )
                 for shapes in _objects(content["shapes"])
             ]
             name = file.relative_to(root).as_posix()
-            annotation = Annotation(size, tuple(marks))
+            annotation = Annotation(size, tuple(weak_labels))
             images.append(LabelledImage(path.stem, name, file, annotation))
     unique([image.file_name for image in images], f"{root}: imagePath")
     return LabelledImages.of(names, images, source=root)
@@ -70,15 +72,17 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
         for image, stem in track(pairs, "writing labelme"):
             copied = copy_image(image.image_path(), root, stem)
             height, width = image.annotation.size
-            tags = [mark for mark in image.annotation if mark.kind == "tag"]
+            tags = [weak_label for weak_label in image.annotation if weak_label.kind == "tag"]
             shapes = [
                 shape
-                for group, mark in enumerate(image.annotation)
-                for shape in _from_mark(mark, labelled.classes[mark.label - 1], group)
+                for group, weak_label in enumerate(image.annotation)
+                for shape in _from_weak_label(
+                    weak_label, labelled.classes[weak_label.label - 1], group
+                )
             ]
             content = {
                 "version": "5.5.0",
-                "flags": {labelled.classes[mark.label - 1]: True for mark in tags},
+                "flags": {labelled.classes[weak_label.label - 1]: True for weak_label in tags},
                 "shapes": shapes,
                 "imagePath": copied.name,
                 "imageData": None,
@@ -87,8 +91,8 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
             }
             text = json.dumps(content, indent=2, allow_nan=False)
             (root / f"{stem}.json").write_text(text, encoding="utf-8")
-            for mark in tags:
-                loss.leave_out(mark, held=())
+            for weak_label in tags:
+                loss.leave_out(weak_label, held=())
     return loss
 
 
@@ -112,9 +116,9 @@ def _objects(shapes: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
     return groups.values()
 
 
-def _to_mark(
+def _to_weak_label(
     shapes: list[dict[str, Any]], names: list[str], size: Size, with_masks: bool, where: str
-) -> Mark:
+) -> WeakLabel:
     box = point = None
     dense: npt.NDArray[np.bool_] | None = None
     for shape in shapes:
@@ -144,7 +148,7 @@ def _to_mark(
     flags = shapes[0].get("flags")
     flags = flags if isinstance(flags, dict) else {}
     extras = {key: shapes[0][key] for key in _EXTRAS if shapes[0].get(key) is not None}
-    return Mark(
+    return WeakLabel(
         label=names.index(shapes[0]["label"]) + 1,
         box=box,
         point=point,
@@ -189,16 +193,18 @@ def _from_png(
     return mask
 
 
-def _from_mark(mark: Mark, name: str, group: int) -> list[dict[str, Any]]:
+def _from_weak_label(weak_label: WeakLabel, name: str, group: int) -> list[dict[str, Any]]:
     places: list[tuple[str, list[list[float]], str | None]] = []
-    if mark.mask is not None:
-        places.append(_to_png(mark.mask))
-    if mark.box is not None:
-        x0, y0, x1, y1 = mark.box
+    if weak_label.mask is not None:
+        places.append(_to_png(weak_label.mask))
+    if weak_label.box is not None:
+        x0, y0, x1, y1 = weak_label.box
         places.append(("rectangle", [[x0, y0], [x1, y1]], None))
-    if mark.point is not None:
-        places.append(("point", [list(mark.point)], None))
-    extras = {key: getattr(mark, key) for key in _EXTRAS if getattr(mark, key) is not None}
+    if weak_label.point is not None:
+        places.append(("point", [list(weak_label.point)], None))
+    extras = {
+        key: getattr(weak_label, key) for key in _EXTRAS if getattr(weak_label, key) is not None
+    }
     return [
         {
             "label": name,
@@ -206,7 +212,7 @@ def _from_mark(mark: Mark, name: str, group: int) -> list[dict[str, Any]]:
             "group_id": group if len(places) > 1 else None,
             "description": "",
             "shape_type": kind,
-            "flags": {flag: True for flag in _FLAGS if getattr(mark, flag)},
+            "flags": {flag: True for flag in _FLAGS if getattr(weak_label, flag)},
             "mask": png,
             **extras,
         }

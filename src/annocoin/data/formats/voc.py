@@ -26,7 +26,7 @@ from annocoin.errors import InputError, Problems
 from annocoin.files import new_directory, read_lines
 from annocoin.masks import RLE, Size
 from annocoin.progress import track
-from annocoin.types import Annotation, Mark
+from annocoin.types import Annotation, WeakLabel
 
 CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -116,18 +116,20 @@ def _read_image(
     inside(root / "JPEGImages", tree.findtext("filename", "").strip() or name, str(xml_path))
     image_path = find_image(root / "JPEGImages", name, str(xml_path))
     size = image_size(image_path)
-    marks = to_marks(tree, size, classes, xml_path)
+    weak_labels = to_weak_labels(tree, size, classes, xml_path)
     listed = None
     has_maps = (root / "SegmentationObject" / f"{name}.png").is_file()
     if with_masks == "required" and not has_maps:
         raise InputError(f"{root}: no SegmentationObject/{name}.png; evaluation needs its masks")
     if with_masks != "never" and has_maps:
-        marks, listed = join_masks(marks, *read_maps(root, name, size, len(classes)), str(xml_path))
+        weak_labels, listed = join_masks(
+            weak_labels, *read_maps(root, name, size, len(classes)), str(xml_path)
+        )
     return LabelledImage(
         image_id=name,
         file_name=image_path.relative_to(root / "JPEGImages").as_posix(),
         path=image_path,
-        annotation=Annotation(size, tuple(marks)),
+        annotation=Annotation(size, tuple(weak_labels)),
         listed_labels=listed,
     )
 
@@ -147,13 +149,15 @@ def parse_xml(path: Path) -> Element:
         raise InputError(f"{path}: broken XML ({error})") from None
 
 
-def to_marks(tree: Element, size: Size, classes: tuple[str, ...], path: Path) -> list[Mark]:
+def to_weak_labels(
+    tree: Element, size: Size, classes: tuple[str, ...], path: Path
+) -> list[WeakLabel]:
     """The objects in their order; `size` is the image's own, and the file must agree."""
     _check_size(tree, size, path)
-    return [_to_mark(element, size, classes, path) for element in tree.findall("object")]
+    return [_to_weak_label(element, size, classes, path) for element in tree.findall("object")]
 
 
-def _to_mark(element: Element, size: Size, classes: tuple[str, ...], path: Path) -> Mark:
+def _to_weak_label(element: Element, size: Size, classes: tuple[str, ...], path: Path) -> WeakLabel:
     def numbers(tag: str, *keys: str) -> list[float] | None:
         parent = element.find(tag)
         if parent is None:
@@ -171,7 +175,7 @@ def _to_mark(element: Element, size: Size, classes: tuple[str, ...], path: Path)
     point = numbers("point", "x", "y")
     if point is not None:
         point = [point[0] - 0.5, point[1] - 0.5]
-    return Mark(
+    return WeakLabel(
         label=label_of(element.findtext("name", "").strip(), classes, where),
         box=None if box is None else clipped_box(box, size, where),
         point=None if point is None else checked_point(point, size, where),
@@ -200,20 +204,20 @@ def to_xml(annotation: Annotation, file_name: str, classes: tuple[str, ...]) -> 
     height, width = annotation.size
     _add(tree, "size", width=width, height=height, depth=3)
     SubElement(tree, "segmented").text = str(int("mask" in annotation.kinds))
-    for mark in annotation:
+    for weak_label in annotation:
         element = SubElement(tree, "object")
-        SubElement(element, "name").text = classes[mark.label - 1]
-        SubElement(element, "difficult").text = str(int(mark.difficult))
-        box = tight_box(mark)
+        SubElement(element, "name").text = classes[weak_label.label - 1]
+        SubElement(element, "difficult").text = str(int(weak_label.difficult))
+        box = tight_box(weak_label)
         if box is not None:
             x0, y0, x1, y1 = box
             _add(element, "bndbox", xmin=x0 + 1, ymin=y0 + 1, xmax=x1, ymax=y1)
-        if mark.point is not None:
-            _add(element, "point", x=mark.point[0] + 0.5, y=mark.point[1] + 0.5)
-        for tag, value in (("score", mark.score), ("confidence", mark.confidence)):
+        if weak_label.point is not None:
+            _add(element, "point", x=weak_label.point[0] + 0.5, y=weak_label.point[1] + 0.5)
+        for tag, value in (("score", weak_label.score), ("confidence", weak_label.confidence)):
             if value is not None:
                 SubElement(element, tag).text = repr(value)
-        if mark.crowd:
+        if weak_label.crowd:
             SubElement(element, "crowd").text = "1"
     indent(tree)
     return bytes(tostring(tree, encoding="utf-8"))
@@ -253,21 +257,21 @@ def read_maps(
 
 
 def join_masks(
-    marks: list[Mark], rles: dict[int, RLE], labels: dict[int, int], where: str
-) -> tuple[list[Mark], tuple[int, ...]]:
+    weak_labels: list[WeakLabel], rles: dict[int, RLE], labels: dict[int, int], where: str
+) -> tuple[list[WeakLabel], tuple[int, ...]]:
     """Object k of the XML has id k in the map. Some objects have no pixels, and the reverse.
 
     The pixels' class wins; the second result is the class by the XML's list.
     """
     joined, listed = [], []
-    for k in range(1, max([len(marks), *rles]) + 1):
-        said = marks[k - 1] if k <= len(marks) else None
+    for k in range(1, max([len(weak_labels), *rles]) + 1):
+        said = weak_labels[k - 1] if k <= len(weak_labels) else None
         label = labels.get(k) or (said.label if said else None)
         if label is None:
             if k in rles:
                 raise InputError(f"{where}: object {k} has no class, in the XML or the class map")
             continue
-        joined.append(replace(said or Mark(label), label=label, mask=rles.get(k)))
+        joined.append(replace(said or WeakLabel(label), label=label, mask=rles.get(k)))
         listed.append(said.label if said else label)
     return joined, tuple(listed)
 
@@ -275,18 +279,22 @@ def join_masks(
 def write_maps(root: Path, stem: str, annotation: Annotation, loss: ConversionLoss) -> None:
     """Paint the masks, large ones first, so that the smaller of two that overlap stays whole."""
     numbered = enumerate(annotation, start=1)
-    marks = {k: (mark.label, mark.mask) for k, mark in numbered if mark.mask is not None}
-    if not marks:
+    weak_labels = {
+        k: (weak_label.label, weak_label.mask)
+        for k, weak_label in numbered
+        if weak_label.mask is not None
+    }
+    if not weak_labels:
         return
-    if max(marks) >= VOID:
+    if max(weak_labels) >= VOID:
         raise InputError(
             f"image {stem}: {len(annotation)} objects; VOC's maps hold at most {VOID - 1}"
         )
     ids = np.zeros(annotation.size, dtype=np.uint8)
     classes = np.zeros(annotation.size, dtype=np.uint8)
-    areas = {k: float(masks.areas([rle])[0]) for k, (_, rle) in marks.items()}
-    for k in sorted(marks, key=lambda k: -areas[k]):
-        label, rle = marks[k]
+    areas = {k: float(masks.areas([rle])[0]) for k, (_, rle) in weak_labels.items()}
+    for k in sorted(weak_labels, key=lambda k: -areas[k]):
+        label, rle = weak_labels[k]
         painted = masks.decode([rle], annotation.size)[0]
         ids[painted] = k
         classes[painted] = label

@@ -23,7 +23,7 @@ from annocoin.errors import InputError, Problems, brief
 from annocoin.files import new_directory, read_lines, read_text
 from annocoin.masks import Size, from_polygon, to_polygon
 from annocoin.progress import track
-from annocoin.types import Annotation, ImageId, Mark
+from annocoin.types import Annotation, ImageId, WeakLabel
 
 _SPLITS = ("train", "val", "test")
 
@@ -49,10 +49,12 @@ def read(root: Path, split: str | None, with_masks: bool, problems: Problems) ->
     for file in track(every, f"reading {root.name}"):
         with problems.caught():
             size = image_size(file)
-            marks = _read_labels(_labels_file(root, file), size, len(names), with_masks)
+            weak_labels = _read_labels(_labels_file(root, file), size, len(names), with_masks)
             name = file.relative_to(root)
             images.append(
-                LabelledImage(file.stem, name.as_posix(), file, Annotation(size, tuple(marks)))
+                LabelledImage(
+                    file.stem, name.as_posix(), file, Annotation(size, tuple(weak_labels))
+                )
             )
     unique([image.image_id for image in images], f"{root}: image name without ending")
     splits = None if split else {key: [file.stem for file in own] for key, own in files.items()}
@@ -70,7 +72,9 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
             for folder in ("images", "labels"):
                 (root / folder / split).mkdir(parents=True, exist_ok=True)
             copy_image(image.image_path(), root / "images" / split, stem)
-            lines = [_to_line(mark, image.annotation.size, loss) for mark in image.annotation]
+            lines = [
+                _to_line(weak_label, image.annotation.size, loss) for weak_label in image.annotation
+            ]
             text = "".join(f"{line}\n" for line in lines if line)
             (root / "labels" / split / f"{stem}.txt").write_text(text, encoding="utf-8")
         (root / "data.yaml").write_text(
@@ -134,10 +138,12 @@ def _labels_file(root: Path, image: Path) -> Path:
     return root.joinpath(*inner).with_suffix(".txt")
 
 
-def _read_labels(path: Path, size: Size, number_of_classes: int, with_masks: bool) -> list[Mark]:
+def _read_labels(
+    path: Path, size: Size, number_of_classes: int, with_masks: bool
+) -> list[WeakLabel]:
     if not path.exists():  # YOLO's way of saying that nothing is there
         return []
-    marks = []
+    weak_labels = []
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}:{number}"
         values = [finite(word, where) for word in line.split()]
@@ -148,28 +154,28 @@ def _read_labels(path: Path, size: Size, number_of_classes: int, with_masks: boo
             raise InputError(f"{where}: class {values[0]:g}; expected 0 to {number_of_classes - 1}")
         if min(values[1:]) < -0.5 or max(values[1:]) > 1.5:
             raise InputError(f"{where}: {brief(values[1:])}; expected numbers from 0 to 1")
-        marks.append(_to_mark(label, np.asarray(values[1:]), size, with_masks, where))
-    return marks
+        weak_labels.append(_to_weak_label(label, np.asarray(values[1:]), size, with_masks, where))
+    return weak_labels
 
 
-def _to_mark(label: int, values: Any, size: Size, with_masks: bool, where: str) -> Mark:
+def _to_weak_label(label: int, values: Any, size: Size, with_masks: bool, where: str) -> WeakLabel:
     height, width = size
     if len(values) == 4:
         x, y, w, h = (float(v) for v in values * (width, height, width, height))
-        return Mark(
+        return WeakLabel(
             label, box=clipped_box((x - w / 2, y - h / 2, x + w / 2, y + h / 2), size, where)
         )
     mask = from_polygon(values.reshape(-1, 2) * (width, height), size)
     rle = masks.encode(mask[None])[0]
     box = clipped_box(masks.boxes([rle])[0].tolist(), size, where)
-    return Mark(label, mask=rle) if with_masks else Mark(label, box=box)
+    return WeakLabel(label, mask=rle) if with_masks else WeakLabel(label, box=box)
 
 
-def _to_line(mark: Mark, size: Size, loss: ConversionLoss) -> str | None:
+def _to_line(weak_label: WeakLabel, size: Size, loss: ConversionLoss) -> str | None:
     height, width = size
-    loss.leave_out(mark, held={"masks"})
-    if mark.mask is not None:
-        mask = masks.decode([mark.mask], size)[0]
+    loss.leave_out(weak_label, held={"masks"})
+    if weak_label.mask is not None:
+        mask = masks.decode([weak_label.mask], size)[0]
         corners = to_polygon(mask)
         if corners is None:
             loss.mask(0.0)
@@ -177,14 +183,16 @@ def _to_line(mark: Mark, size: Size, loss: ConversionLoss) -> str | None:
         again = from_polygon(corners, size)
         loss.mask(float((mask & again).sum() / (mask | again).sum()))
         numbers = (corners / (width, height)).ravel().tolist()
-        if mark.box is not None and mark.box != tight_box(replace(mark, box=None)):
+        if weak_label.box is not None and weak_label.box != tight_box(
+            replace(weak_label, box=None)
+        ):
             loss.drop("boxes other than the mask's")
-    elif mark.box is not None:
-        x0, y0, x1, y1 = mark.box
+    elif weak_label.box is not None:
+        x0, y0, x1, y1 = weak_label.box
         centre = [(x0 + x1) / 2 / width, (y0 + y1) / 2 / height]
         numbers = [*centre, (x1 - x0) / width, (y1 - y0) / height]
     else:
-        if mark.kind == "tag":
+        if weak_label.kind == "tag":
             loss.drop("tags")
         return None
-    return " ".join([str(mark.label - 1), *(f"{value:.6f}" for value in numbers)])
+    return " ".join([str(weak_label.label - 1), *(f"{value:.6f}" for value in numbers)])
