@@ -1,4 +1,4 @@
-"""Presets of whole runs, by name: plain functions from the classes to a configuration."""
+"""Presets of whole runs: plain functions from the names of the classes to a configuration."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from annocoin.backbones import IMAGENET, SCRATCH, TINY, TINY_LAYERS
 from annocoin.conditional.networks import ConditionalArchitecture
 from annocoin.conditional.scoring import ScoringOptions
-from annocoin.engine.classifier_training import options_for
 from annocoin.engine.config import (
     FROM_CLASSIFIER,
-    ConditionalOptions,
-    ConditionalPreset,
+    ClassifierOptions,
+    ConditionalConfig,
+    ConditionalTraining,
     Config,
-    PredictionOptions,
-    PredictionPreset,
-    override,
-    with_weights,
+    PredictionConfig,
+    PredictionTraining,
 )
-from annocoin.errors import check_choice
+from annocoin.engine.overrides import override, weights_folder
+from annocoin.errors import InputError, check_choice
 from annocoin.prediction.networks import PredictionArchitecture
 from annocoin.prediction.soft_losses import LossOptions
 from annocoin.regions.proposals import RegionOptions
@@ -30,27 +30,23 @@ Classes = tuple[str, ...]
 
 
 def synthetic(classes: Classes) -> Config:
-    """Small images, small networks that bring their weights: minutes on two cores."""
+    """Small images and small networks with weights of the package: minutes on two cores."""
     return Config(
         regions=RegionOptions(),
-        classifier=options_for("tiny", epochs=9, batch=4, head_rate=2e-3, trunk_rate=2e-3),
+        classifier=classifier_options(TINY, epochs=9, batch_size=4, head_lr=2e-3, backbone_lr=2e-3),
         seeds=SeedOptions(),
-        conditional=ConditionalPreset(
+        conditional=ConditionalConfig(
             ConditionalArchitecture(classes, "tiny", size=160),
-            ConditionalOptions(
-                scoring=ScoringOptions(
-                    prior=0.0,
-                    sharpness=0.5,
-                    instance_penalty=3.0,
-                    nms_threshold=0.15,
-                    local_search=True,
-                ),
-                initial_steps=140,
-                steps=30,
-                samples=6,
+            ScoringOptions(
+                prior=0.0,
+                sharpness=0.5,
+                instance_penalty=3.0,
+                nms_threshold=0.15,
+                local_search=True,
             ),
+            ConditionalTraining(initial_steps=140, steps=30, samples=6),
         ),
-        prediction=PredictionPreset(
+        prediction=PredictionConfig(
             PredictionArchitecture(
                 classes,
                 "tiny",
@@ -64,14 +60,9 @@ def synthetic(classes: Classes) -> Config:
                 detections=30,
                 mask_sampling=1,
             ),
-            PredictionOptions(
-                losses=LossOptions(anchors=64, rois=32, entropy=0.0),
-                steps=180,
-                final_steps=380,
-                batch=4,
-                rate=1e-3,
-                body_rate=1.0,
-                frozen=4,
+            LossOptions(anchors=64, rois=32, entropy=0.0),
+            PredictionTraining(
+                steps=180, final_steps=380, lr=1e-3, backbone_lr_factor=1.0, frozen_layers=4
             ),
         ),
         rounds=1,
@@ -79,23 +70,18 @@ def synthetic(classes: Classes) -> Config:
 
 
 def voc_cpu(classes: Classes) -> Config:
-    """Photographs on two cores in an evening; the networks' features know the tags beforehand."""
+    """Photographs on two cores in about an hour; both networks start from the classifier."""
     return Config(
         regions=RegionOptions(),
-        classifier=options_for("mobilenet_v2", size=320, epochs=5, frozen=4),
+        classifier=classifier_options("mobilenet_v2", size=320, epochs=5, frozen_layers=4),
         seeds=SeedOptions(),
-        conditional=ConditionalPreset(
+        conditional=ConditionalConfig(
             ConditionalArchitecture(classes, "unet-mobilenet_v2", size=192),
-            ConditionalOptions(
-                scoring=ScoringOptions(prior=2.0),
-                initial_steps=200,
-                steps=40,
-                samples=10,
-                noise=0.5,
-            ),
+            ScoringOptions(prior=2.0),
+            ConditionalTraining(initial_steps=200, steps=40, noise_strength=0.5),
             weights=FROM_CLASSIFIER,
         ),
-        prediction=PredictionPreset(
+        prediction=PredictionConfig(
             PredictionArchitecture(
                 classes,
                 "mobilenet_v2",
@@ -109,15 +95,14 @@ def voc_cpu(classes: Classes) -> Config:
                 detections=50,
                 mask_sampling=1,
             ),
-            PredictionOptions(
-                losses=LossOptions(anchors=128, rois=64, entropy=0.0, shared_masks=True),
+            LossOptions(anchors=128, rois=64, entropy=0.0, shared_masks=True),
+            PredictionTraining(
                 steps=300,
                 final_steps=900,
-                batch=4,
-                rate=1e-3,
-                body_rate=0.1,
-                frozen=7,
-                scales=(0.8, 1.1),
+                lr=1e-3,
+                backbone_lr_factor=0.1,
+                frozen_layers=7,
+                scale_range=(0.8, 1.1),
             ),
             weights=FROM_CLASSIFIER,
         ),
@@ -126,20 +111,24 @@ def voc_cpu(classes: Classes) -> Config:
 
 
 def voc_cpu_r50(classes: Classes) -> Config:
-    """The same with a ResNet-50, for processors that compute in bfloat16 (AMX, AVX-512 BF16)."""
+    """The same with a ResNet-50, for processors with bfloat16 (AMX, AVX-512 BF16)."""
     small = voc_cpu(classes)
-    architecture, learning = small.prediction.architecture, small.prediction.learning
+    architecture, training = small.prediction.architecture, small.prediction.training
     return replace(
         small,
-        classifier=options_for("resnet50", size=320, epochs=4, frozen=6, precision="bf16"),
-        conditional=ConditionalPreset(
-            ConditionalArchitecture(classes, "unet-mobilenet_v2", size=256),
-            ConditionalOptions(initial_steps=300, steps=60, samples=10, noise=0.5),
+        classifier=classifier_options(
+            "resnet50", size=320, epochs=4, frozen_layers=6, precision="bf16"
         ),
-        prediction=PredictionPreset(
-            replace(architecture, backbone="resnet50", size=256, longest=448, channels=96),
-            replace(learning, rate=5e-4, frozen=6),
-            weights=FROM_CLASSIFIER,
+        conditional=ConditionalConfig(
+            ConditionalArchitecture(classes, "unet-mobilenet_v2", size=256),
+            training=ConditionalTraining(initial_steps=300, steps=60, noise_strength=0.5),
+        ),
+        prediction=replace(
+            small.prediction,
+            architecture=replace(
+                architecture, backbone="resnet50", size=256, longest=448, channels=96
+            ),
+            training=replace(training, lr=5e-4, frozen_layers=6),
         ),
     )
 
@@ -155,61 +144,99 @@ def voc_r101(classes: Classes) -> Config:
 
 
 def voc_r50_literal(classes: Classes) -> Config:
-    """The same as `voc_r50`, with the paper's words at face value where ours measured better.
+    """`voc_r50` with the paper's text at face value where our default departs from it.
 
-    PRM's own rule for seeds, `paper_literal`'s conditional network, Mask R-CNN's own SGD.
+    PRM's back-propagation for the seeds; a channel of noise per pixel and one linear 1x1
+    convolution; averages over the image without a factor; sums of edges and of neighbours; the
+    printed overlap test and the printed algorithm that runs until no region is left; seed pixels
+    as first labels; regions that a seed touches; learning rates of the probabilistic U-Net; Mask
+    R-CNN's SGD.
     """
     ours = voc_r50(classes)
-    literal, steps = paper_literal(classes), ours.conditional.learning
     return replace(
         ours,
         seeds=SeedOptions(rule="published"),
-        conditional=replace(
-            literal,
-            architecture=replace(literal.architecture, size=ours.conditional.architecture.size),
-            learning=replace(
-                literal.learning, initial_steps=steps.initial_steps, steps=steps.steps
+        conditional=ConditionalConfig(
+            ConditionalArchitecture(
+                classes,
+                "unet",
+                size=ours.conditional.architecture.size,
+                noise="pixel",
+                noise_channels=1,
+                relu=False,
+                over="image",
+                scale=1.0,
             ),
+            ScoringOptions(
+                prior=0.0,
+                prediction_weight=0.0,
+                prediction_weight_spread=0.0,
+                pairwise="literal",
+                overlap="later",
+                cross_class_nms_threshold=1.0,
+                select_all=True,
+            ),
+            replace(
+                ours.conditional.training,
+                targets="pixels",
+                foreground_bias=0.0,
+                noise_strength=0.0,
+                epsilon=1.0,
+                diversity_weight=1.0,
+                restrict_to_annotation=False,
+                initial_lr=1e-4,
+                lr=1e-4,
+                weight_decay=1e-5,
+            ),
+            top_regions=0,
+            require_peak=False,
         ),
         prediction=replace(
             ours.prediction,
-            learning=replace(
-                ours.prediction.learning,
+            training=replace(
+                ours.prediction.training,
                 optimizer="sgd",
-                rate=0.005,  # .02 for 16 images
-                body_rate=1.0,
+                lr=0.005,  # .02 for 16 images
+                backbone_lr_factor=1.0,
                 weight_decay=1e-4,
-                scales=(1.0, 1.0),
+                scale_range=(1.0, 1.0),
             ),
         ),
     )
 
 
 def _paper(classes: Classes, backbone: str) -> Config:
-    """Full resolution and usual schedules of Mask R-CNN; wants a GPU."""
+    """Full resolution and the usual schedule of Mask R-CNN; needs a GPU."""
     return Config(
         regions=RegionOptions(),
-        classifier=options_for("resnet50"),
+        classifier=classifier_options("resnet50"),
         seeds=SeedOptions(),
-        conditional=ConditionalPreset(
+        conditional=ConditionalConfig(
             ConditionalArchitecture(classes, "unet-resnet50", size=512),
-            ConditionalOptions(initial_steps=4000, steps=2000, samples=10, noise=0.5),
+            training=ConditionalTraining(initial_steps=4000, steps=2000, noise_strength=0.5),
         ),
-        prediction=PredictionPreset(
+        prediction=PredictionConfig(
             PredictionArchitecture(classes, backbone),
-            PredictionOptions(
-                losses=LossOptions(shared_masks=False),
+            training=PredictionTraining(
                 steps=4000,
                 final_steps=8000,
-                batch=4,
-                rate=2e-4,
-                body_rate=0.1,
-                frozen=5,
-                scales=(0.8, 1.0),
+                backbone_lr_factor=0.1,
+                frozen_layers=5,
+                scale_range=(0.8, 1.0),
             ),
         ),
-        rounds=4,
     )
+
+
+def classifier_options(backbone: str, **changes: Any) -> ClassifierOptions:
+    """Default options of the classifier for a backbone, with changes."""
+    options: dict[str, Any] = {"backbone": backbone}
+    if backbone == TINY:
+        options |= {"size": 256, "epochs": 6, "head_lr": 3e-3, "backbone_lr": 3e-3}
+        options |= {"peak_fraction": 1.0, "peak_sharpness": 1.0}
+        if changes.get("weights") != SCRATCH:
+            options["frozen_layers"] = TINY_LAYERS
+    return ClassifierOptions(**{**options, **changes})
 
 
 PRESETS: dict[str, Callable[[Classes], Config]] = {
@@ -222,70 +249,50 @@ PRESETS: dict[str, Callable[[Classes], Config]] = {
 }
 
 
-def preset(name: str, classes: Classes, **changes: Any) -> Config:
-    """A preset by name; `changes` replace fields of it."""
+def preset(name: str, classes: Classes) -> Config:
+    """A preset by name."""
     check_choice("preset", name, PRESETS)
-    return replace(PRESETS[name](classes), **changes)
+    return PRESETS[name](classes)
 
 
-def configured(
-    name: str, classes: Classes, changes: Mapping[str, str], weights: Path | None = None
+def configure(
+    name: str,
+    classes: Classes,
+    changes: Mapping[str, str] | None = None,
+    *,
+    rounds: int | None = None,
+    seed: int | None = None,
+    weights: Path | None = None,
 ) -> Config:
-    """A preset with changes, see `override`, and with weights from a folder, see `with_weights`.
+    """A preset with changes at dotted names, see `override`, and weights from a folder.
 
-    Files are looked for by the backbones that the changes say; a change of weights wins over them.
+    A network whose preset starts from the classifier, but whose backbone the changes make another
+    than the classifier's, starts from ImageNet weights.
+
+    Args:
+        rounds: 0 trains the steps of all rounds at once, on the retrieved seeds.
+        weights: see `weights_folder`.
     """
-    config = override(preset(name, classes), changes)
-    return config if weights is None else override(with_weights(config, weights), changes)
+    config, changes = preset(name, classes), dict(changes or {})
+    if changes.get("rounds") == "0":
+        raise InputError("rounds=0: use --rounds 0, which keeps the number of steps")
+    backbone = changes.get("classifier.backbone", config.classifier.backbone)
+    options = {"conditional": "architecture.trunk", "prediction": "architecture.backbone"}
+    for part, option in options.items():
+        key, default = f"{part}.weights", getattr(config, part)
+        own = changes.get(f"{part}.{option}", _backbone_of(default)).removeprefix("unet-")
+        if default.weights == FROM_CLASSIFIER and own != backbone:
+            changes.setdefault(key, IMAGENET)
+    config = override(config, changes)
+    if weights is not None:
+        config = weights_folder(config, weights)
+    if rounds is not None:
+        config = config.without_rounds() if rounds == 0 else replace(config, rounds=rounds)
+    return config if seed is None else replace(config, seed=seed)
 
 
-def measured_best(classes: tuple[str, ...], trunk: str = "unet-resnet50") -> ConditionalPreset:
-    """What measured best; docs/decisions.md says how."""
-    return ConditionalPreset(ConditionalArchitecture(classes, trunk), ConditionalOptions())
-
-
-def paper_literal(classes: tuple[str, ...], trunk: str = "unet") -> ConditionalPreset:
-    """The paper's words at face value, where they leave a choice.
-
-    A channel of noise for every pixel, one linear 1x1 convolution, averages over the image without
-    a factor, sums of edges and of neighbours, the printed test of overlap and the printed algorithm
-    that goes on until no region is left, pixels of the seeds as first labels, regions that a seed
-    touches, rates of the probabilistic U-Net.
-    """
-    architecture = ConditionalArchitecture(
-        classes, trunk, noise="pixel", noise_channels=1, relu=False, over="image", scale=1.0
-    )
-    scoring = ScoringOptions(
-        prior=0.0,
-        prediction_weight=0.0,
-        prediction_weight_spread=0.0,
-        pairwise="literal",
-        overlap="later",
-        cross_class_nms_threshold=1.0,
-        select_all=True,
-    )
-    learning = ConditionalOptions(
-        scoring=scoring,
-        targets="pixels",
-        foreground_bias=0.0,
-        noise=0.0,
-        epsilon=1.0,
-        diversity=1.0,
-        conditioned=False,
-        initial_rate=1e-4,
-        rate=1e-4,
-        weight_decay=1e-5,
-    )
-    return ConditionalPreset(architecture, learning, best=0, seeded=False)
-
-
-CONDITIONAL_PRESETS: dict[str, Callable[..., ConditionalPreset]] = {
-    "default": measured_best,
-    "paper-literal": paper_literal,
-}
-
-
-def conditional_preset(name: str, classes: tuple[str, ...], **changes: Any) -> ConditionalPreset:
-    """A conditional_preset by name; `changes` are its function's arguments."""
-    check_choice("conditional_preset", name, CONDITIONAL_PRESETS)
-    return CONDITIONAL_PRESETS[name](classes, **changes)
+def _backbone_of(part: ConditionalConfig | PredictionConfig) -> str:
+    architecture = part.architecture
+    if isinstance(architecture, ConditionalArchitecture):
+        return architecture.trunk
+    return architecture.backbone

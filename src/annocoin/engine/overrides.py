@@ -1,0 +1,145 @@
+"""Changes to a configuration: options at dotted names, and weights from files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from annocoin.backbones import IMAGENET, SCRATCH, TINY
+from annocoin.engine.config import FROM_CLASSIFIER, ClassifierOptions, Config
+from annocoin.errors import InputError
+
+T = TypeVar("T")
+
+
+def override(config: T, assignments: Mapping[str, str], prefix: str = "") -> T:
+    """The configuration with values at dotted names, such as "prediction.training.lr" = "1e-3".
+
+    All of them change at once: options that must agree are compared when all are in place.
+
+    Example:
+        >>> from annocoin.engine.presets import preset
+        >>> override(preset("synthetic", ("cat",)), {"rounds": "2"}).rounds
+        2
+    """
+    names = [item.name for item in dataclasses.fields(config)]  # type: ignore[arg-type]
+    hints = typing.get_type_hints(type(config))
+    values: dict[str, Any] = {}
+    nested: dict[str, dict[str, str]] = {}
+    for path, text in assignments.items():
+        first, _, rest = path.partition(".")
+        name = prefix + path
+        if first not in names:
+            raise InputError(f"--set {name}: no option {first!r}; there are {', '.join(names)}")
+        value = getattr(config, first)
+        if rest and dataclasses.is_dataclass(value):
+            nested.setdefault(first, {})[rest] = text
+        elif rest:
+            raise InputError(f"--set {name}: {first} has no options of its own")
+        elif dataclasses.is_dataclass(value):
+            parts = ", ".join(item.name for item in dataclasses.fields(value))
+            raise InputError(f"--set {name}: say which option of it: {parts}")
+        else:
+            values[first] = _parse(text, hints[first], name)
+    for first, inner in nested.items():
+        values[first] = override(getattr(config, first), inner, f"{prefix}{first}.")
+    return replace(config, **values)  # type: ignore[type-var]
+
+
+def _parse(text: str, hint: Any, name: str) -> Any:
+    """A value of a field's type."""
+    hints = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    for kind in hints:
+        if kind is type(None) and value is None:
+            return None
+        if kind in (bool, int) and type(value) is kind:
+            return value
+        if kind is float and _is_number(value):
+            return float(value)
+        if typing.get_origin(kind) is tuple and isinstance(value, list):
+            parts = typing.get_args(kind)
+            if set(parts) == {float} and len(parts) == len(value) and all(map(_is_number, value)):
+                return tuple(map(float, value))
+            if parts[1:] == (Ellipsis,) and all(isinstance(item, str) for item in value):
+                return tuple(value)
+    if any(kind is str or typing.get_origin(kind) is Literal for kind in hints):
+        return text
+    raise InputError(f"--set {name}={text}: expected {getattr(hint, '__name__', hint)}")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def weights_folder(config: Config, folder: Path) -> Config:
+    """The configuration with backbone weights from the files of a folder.
+
+    A file belongs to the backbone with which its name begins; "stride1x1" in the name says that
+    the ResNet has its strides in 1x1 convolutions. Every backbone needs a file: nothing is
+    downloaded.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder of backbone weights")
+
+    def changes(backbone: str | None, weights: str, what: str) -> tuple[dict[str, Any], bool]:
+        if weights != IMAGENET or backbone in (None, TINY):
+            return {}, False
+        suffixes = (".pth", ".pt", ".safetensors")
+        paths = [path for path in folder.glob(f"{backbone}*") if path.suffix in suffixes]
+        if not paths:
+            raise InputError(
+                f"{folder}: no weights of the {what}'s backbone {backbone}; expected a file "
+                f"{backbone}*.pth, .pt or .safetensors"
+            )
+        return {"weights": str(min(paths))}, "stride1x1" in min(paths).name
+
+    classifier, conditional, prediction = config.classifier, config.conditional, config.prediction
+    new, in_1x1 = changes(classifier.backbone, classifier.weights, "classifier")
+    if new:
+        config = use_classifier(config, replace(classifier, **new, stride_in_1x1=in_1x1))
+    new, in_1x1 = changes(conditional.encoder, conditional.weights, "conditional network")
+    if new:
+        architecture = replace(conditional.architecture, stride_in_1x1=in_1x1)
+        conditional = replace(conditional, architecture=architecture, **new)
+        config = replace(config, conditional=conditional)
+    new, in_1x1 = changes(
+        prediction.architecture.backbone, prediction.weights, "prediction network"
+    )
+    if new:
+        network = replace(prediction.architecture, stride_in_1x1=in_1x1)
+        config = replace(config, prediction=replace(prediction, architecture=network, **new))
+    return config
+
+
+def use_classifier(config: Config, classifier: ClassifierOptions) -> Config:
+    """The configuration with another classifier; networks that start from it follow its strides."""
+    conditional, prediction = config.conditional, config.prediction
+    in_1x1 = classifier.stride_in_1x1
+    if conditional.weights == FROM_CLASSIFIER:
+        trunk = replace(conditional.architecture, stride_in_1x1=in_1x1)
+        conditional = replace(conditional, architecture=trunk)
+    if prediction.weights == FROM_CLASSIFIER:
+        network = replace(prediction.architecture, stride_in_1x1=in_1x1)
+        prediction = replace(prediction, architecture=network)
+    return replace(config, classifier=classifier, conditional=conditional, prediction=prediction)
+
+
+def check_weight_files(config: Config) -> None:
+    """Raise if a file of weights does not exist, before any work is done."""
+    for name in ("classifier", "conditional", "prediction"):
+        weights = getattr(config, name).weights
+        if weights not in (IMAGENET, SCRATCH, FROM_CLASSIFIER) and not Path(weights).is_file():
+            raise InputError(
+                f"{name}.weights {weights}: no such file; expected one, {IMAGENET} or {SCRATCH}"
+            )
