@@ -1,182 +1,127 @@
-"""Convolutional trunks of image classifiers: torchvision's, with ImageNet weights, and a tiny one.
+"""Image backbones: torchvision networks, a tiny one, and the boundary network.
 
-A trunk keeps the plane: [B, 3, H, W] becomes [B, F, h, w]. Its parts are in order, so that the
-first of them can be kept from learning.
+Also the ImageNet pixel statistics, image resizing and reading of weight files, which several rooms
+share.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
+import numpy.typing as npt
 import torch
 import torchvision
 from safetensors.torch import load as load_bytes
-from safetensors.torch import load_file as load_safetensors
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import mobilenet_v2
 
 from annocoin.errors import InputError, brief
 
+Image = npt.NDArray[np.uint8]
+"""An RGB image, uint8 [H, W, 3]."""
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Mean and standard deviation of ImageNet's RGB pixels in 0..1, as in torchvision."""
+
+MIN_SIDE = 32
+"""The shortest side of a resized image: the stride of most backbones."""
+
+IMAGENET = "imagenet"
+SCRATCH = "none"
 TINY = "tiny"
 TINY_LAYERS = 7
 TINY_CHANNELS = 32
-IMAGENET = "imagenet"
-SCRATCH = "none"
 
-FEATURES = "features"
-"""What torchvision calls the trunks of networks other than ResNets."""
+FEATURES_PREFIX = "features."
+"""Prefix of the convolutional weights in torchvision networks other than ResNets."""
 
-OURS = "trunk."
-"""What the names of a trunk's weights begin with in a classifier's file."""
-
-
-def build_backbone(
-    name: str, weights: str | Path = IMAGENET, *, stride_in_1x1: bool = False
-) -> nn.Sequential:
-    """A backbone without its pooling and its last layer.
-
-    Args:
-        name: a classification network of torchvision made of convolutions ("resnet50",
-            "resnet101", "mobilenet_v2", ...), or "tiny".
-        weights: "imagenet" takes torchvision's own, which may be downloaded ("tiny" brings its
-            own); "none" starts from random numbers; else a file, .pth or .safetensors, of the whole
-            network's state dict, or one of our own classifiers with such a trunk.
-        stride_in_1x1: ResNets that halve the resolution in the first 1x1 convolution of a stage,
-            as the original ones did; torchvision's do it in the 3x3. The weights do not tell.
-    """
-    if name == TINY:
-        return tiny_trunk(weights)
-    net = _network(name, str(weights) == IMAGENET)
-    if str(weights) not in (IMAGENET, SCRATCH):
-        _load(net, Path(weights), name)
-    if stride_in_1x1:
-        move_strides(net, name)
-    return _without_head(net, name)
-
-
-def tiny_trunk(weights: str | Path = IMAGENET, width: int = 64) -> nn.Sequential:
-    """A small trunk of stride 8: the first layers of our boundary detector, and a new one.
-
-    Those layers came from ImageNet and are part of the package; for patterns of twenty pixels or
-    so, seven of them are enough.
-    """
-    if str(weights) not in (IMAGENET, SCRATCH):
-        raise InputError(f"backbone weights {weights}: the tiny backbone brings its own, or none")
-    detector = boundary_network(pretrained=str(weights) == IMAGENET)
-    layers = list(detector.encoder)[:TINY_LAYERS]
-    new = nn.Sequential(nn.Conv2d(TINY_CHANNELS, width, 3, padding=1), nn.ReLU())
-    return nn.Sequential(*layers, new)
-
-
-def boundary_network(*, pretrained: bool = True) -> BoundaryNet:
-    """The boundary network, in evaluation mode; pretrained weights are part of the package."""
-    net = BoundaryNet()
-    if pretrained:
-        shipped = resources.files("annocoin.weights").joinpath("boundaries.safetensors")
-        load_boundary_weights(net, load_bytes(shipped.read_bytes()))
-    return net.eval().to(memory_format=torch.channels_last)
-
-
-def load_boundary_weights(net: BoundaryNet, weights: Mapping[str, Tensor]) -> None:
-    """Load weights that `tools/train_boundaries.py` wrote, of any precision."""
-    precise = {name: value.float() for name, value in weights.items()}
-    missing, unexpected = net.load_state_dict(precise, strict=False)
-    if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
-        raise ValueError(f"weights do not fit: {missing} {unexpected}")
-
-
-def _network(name: str, pretrained: bool) -> nn.Module:
-    known = torchvision.models.list_models(module=torchvision.models)
-    if name not in known:
-        raise InputError(
-            f"backbone {name!r}; expected {TINY!r} or a classification network of torchvision, "
-            "such as resnet50, resnet101 or mobilenet_v2"
-        )
-    try:
-        net: nn.Module = torchvision.models.get_model(
-            name, weights="DEFAULT" if pretrained else None
-        )
-    except (OSError, RuntimeError) as error:  # no connection, no space, a broken file
-        raise InputError(
-            f"backbone {name}: ImageNet weights cannot be fetched ({error}); "
-            "give a file with --backbone-weights, or to `train` a folder with --weights"
-        ) from None
-    return net
-
-
-def _load(net: nn.Module, path: Path, name: str) -> None:
-    """Load a state dict of the whole network, or of all but its last layer."""
-    state = read_weights(path, net.state_dict())
-    head = {key for key in net.state_dict() if key.startswith(("fc.", "classifier."))}
-    optional = head | {key for key in net.state_dict() if key.endswith("num_batches_tracked")}
-    kept = {key: value.float() for key, value in state.items() if key not in head}
-    try:
-        missing, unexpected = net.load_state_dict(kept, strict=False)
-    except RuntimeError as error:  # other shapes
-        raise InputError(f"{path}: not weights of {name} ({brief(str(error))})") from None
-    absent = [key for key in missing if key not in optional]
-    if absent or unexpected:
-        found = f"without {absent[0]!r}" if absent else f"with {unexpected[0]!r}"
-        raise InputError(f"{path}: not weights of {name}: {found}")
-
-
-def read_weights(path: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """The state dict in a .pth or .safetensors file; no code in it is run.
-
-    Args:
-        names: those of the network's weights. In a classifier of ours the trunk's begin otherwise.
-    """
-    if not path.is_file():
-        raise InputError(f"{path}: no such file of backbone weights")
-    try:
-        state: Any = (
-            load_safetensors(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    except Exception as error:  # a damaged file raises many kinds
-        raise InputError(f"{path}: no weights that can be read ({brief(str(error))})") from None
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise InputError(f"{path}: expected a state dict, names and tensors")
-    ours = {key.removeprefix(OURS): v for key, v in state.items() if key.startswith(OURS)}
-    if ours and not any(key in names for key in ours):
-        return {f"{FEATURES}.{key}": value for key, value in ours.items()}
-    return ours or state
-
-
-def move_strides(net: nn.Module, name: str) -> None:
-    """Halve the resolution in the first 1x1 convolution of each stage, as original ResNets did."""
-    for stage in ("layer2", "layer3", "layer4"):
-        block: Any = getattr(net, stage, [None])[0]
-        if not hasattr(block, "conv3"):
-            raise InputError(f"backbone {name}: only ResNets of 50 layers or more have 1x1 strides")
-        block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
-
-
-def _without_head(net: nn.Module, name: str) -> nn.Sequential:
-    features = getattr(net, FEATURES, None)
-    if isinstance(features, nn.Sequential):
-        return features
-    parts = OrderedDict(net.named_children())
-    if "layer4" in parts:
-        names = list(parts)
-        kept = names[: names.index("layer4") + 1]
-        return nn.Sequential(OrderedDict((key, parts[key]) for key in kept))
-    raise InputError(f"backbone {name}: its features are no map; take a ResNet, VGG or MobileNet")
-
+CLASSIFIER_PREFIX = "trunk."
+"""Prefix of the backbone's weights in an annocoin classifier file."""
 
 TAPS = (1, 3, 6, 13, 17)
 """Layers of MobileNetV2 whose outputs have strides 2, 4, 8, 16, 32."""
 
 TAP_CHANNELS = (16, 24, 32, 96, 320)
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
-"""Of ImageNet's pixels in 0..1, as torchvision has it."""
+
+
+def resize_longest_side(image: Image, size: int) -> Tensor:
+    """An image, uint8 [H, W, 3], resized to a longest side of `size`: float [3, h, w] in 0..1.
+
+    The shorter side gets at least 32 pixels, since most backbones have a stride of 32.
+    """
+    height, width = image.shape[:2]
+    scale = size / max(height, width)
+    resized = cv2.resize(
+        image,
+        (max(MIN_SIDE, round(width * scale)), max(MIN_SIDE, round(height * scale))),
+        interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR,
+    )
+    return torch.from_numpy(np.ascontiguousarray(resized.transpose(2, 0, 1))).float() / 255
+
+
+def build_backbone(
+    name: str, weights: str | Path = IMAGENET, *, stride_in_1x1: bool = False
+) -> nn.Sequential:
+    """The convolutional layers of a classification network: [B, 3, H, W] to [B, F, h, w].
+
+    Args:
+        name: a convolutional classification network of torchvision ("resnet50", "resnet101",
+            "mobilenet_v2", ...), or "tiny".
+        weights: "imagenet" for torchvision's weights, downloaded if needed (those of "tiny" are
+            part of the package); "none" for random weights; or a .pth or .safetensors file with the
+            state dict of the whole network or of an annocoin classifier with this backbone.
+        stride_in_1x1: put the stride of a ResNet's stages in the first 1x1 convolution, as the
+            original networks do, instead of the 3x3. Weight files do not record this.
+    """
+    if name == TINY:
+        return tiny_backbone(weights)
+    net = _torchvision_network(name, pretrained=str(weights) == IMAGENET)
+    if str(weights) not in (IMAGENET, SCRATCH):
+        _load_weights(net, Path(weights), name)
+    if stride_in_1x1:
+        move_strides(net, name)
+    children = dict(net.named_children())
+    if isinstance(children.get("features"), nn.Sequential):
+        return children["features"]
+    if "layer4" not in children:
+        raise InputError(
+            f"backbone {name}: its features are not a map; use a ResNet, VGG or MobileNet"
+        )
+    layers = nn.Sequential()
+    for key in list(children)[: list(children).index("layer4") + 1]:
+        layers.add_module(key, children[key])
+    return layers
+
+
+def tiny_backbone(weights: str | Path = IMAGENET, width: int = 64) -> nn.Sequential:
+    """A small backbone of stride 8: the first layers of the boundary network and a new one.
+
+    The pretrained layers are part of the package.
+    """
+    if str(weights) not in (IMAGENET, SCRATCH):
+        raise InputError(
+            f"backbone weights {weights}; the tiny backbone takes only {IMAGENET} or {SCRATCH}"
+        )
+    layers = list(boundary_network(pretrained=str(weights) == IMAGENET).encoder)[:TINY_LAYERS]
+    head = nn.Sequential(nn.Conv2d(TINY_CHANNELS, width, 3, padding=1), nn.ReLU())
+    return nn.Sequential(*layers, head)
+
+
+def boundary_network(*, pretrained: bool = True) -> BoundaryNet:
+    """The boundary network, in evaluation mode; its weights are part of the package."""
+    net = BoundaryNet()
+    if pretrained:
+        file = resources.files("annocoin.weights").joinpath("boundaries.safetensors")
+        load_boundary_weights(net, load_bytes(file.read_bytes()))
+    return net.eval().to(memory_format=torch.channels_last)
 
 
 class BoundaryNet(nn.Module):
@@ -211,13 +156,13 @@ class BoundaryNet(nn.Module):
         return self.with_sides(images)[0]
 
     def with_sides(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The logits, and for training those of every level of the pyramid, fine ones first."""
-        x = (images - images.new_tensor(MEAN).view(3, 1, 1)) / images.new_tensor(STD).view(3, 1, 1)
+        """The logits, and for training the side outputs [N, 1, h, w] of every level, fine first."""
+        mean, std = (images.new_tensor(v).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+        x = (images - mean) / std
         pyramid = self.pyramid(x)
         fine = _resize(self.reduce(pyramid[0]), images.shape[-2:])
         logits = self.head(torch.cat([fine, self.stem(x)], dim=1))
-        sides = [side(level) for side, level in zip(self.side, pyramid, strict=True)]
-        return logits, sides
+        return logits, [side(level) for side, level in zip(self.side, pyramid, strict=True)]
 
     def pyramid(self, x: Tensor) -> list[Tensor]:
         """Features of normalised images at strides 2, 4, 8, 16 and 32: `width` channels each."""
@@ -228,11 +173,90 @@ class BoundaryNet(nn.Module):
                 levels.append(x)
         pyramid: list[Tensor] = []
         for i in reversed(range(len(levels))):
-            own = self.lateral[i](levels[i])
+            level = self.lateral[i](levels[i])
             if pyramid:
-                own = own + _resize(pyramid[0], own.shape[-2:])
-            pyramid.insert(0, F.relu(self.smooth[i](own)) + own)
+                level = level + _resize(pyramid[0], level.shape[-2:])
+            pyramid.insert(0, F.relu(self.smooth[i](level)) + level)
         return pyramid
+
+
+def load_boundary_weights(net: BoundaryNet, weights: Mapping[str, Tensor]) -> None:
+    """Load weights that `tools/train_boundaries.py` wrote, of any precision."""
+    full_precision = {name: value.float() for name, value in weights.items()}
+    missing, unexpected = net.load_state_dict(full_precision, strict=False)
+    if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
+        raise ValueError(f"weights do not fit: {missing} {unexpected}")
+
+
+def read_weights(path: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """The state dict in a .pth or .safetensors file; code in the file is not executed.
+
+    Args:
+        names: the names of the network's weights. Those in an annocoin classifier file are
+            translated to them.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file of backbone weights")
+    try:
+        state: Any = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:  # a damaged file raises many kinds
+        raise InputError(f"{path}: no weights that can be read ({brief(str(error))})") from None
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise InputError(f"{path}: expected a state dict, names and tensors")
+    backbone = {
+        key.removeprefix(CLASSIFIER_PREFIX): value
+        for key, value in state.items()
+        if key.startswith(CLASSIFIER_PREFIX)
+    }
+    if backbone and not any(key in names for key in backbone):
+        return {FEATURES_PREFIX + key: value for key, value in backbone.items()}
+    return backbone or state
+
+
+def move_strides(net: nn.Module, name: str) -> None:
+    """Put the stride of each ResNet stage in its first 1x1 convolution, as original ResNets do."""
+    for stage in ("layer2", "layer3", "layer4"):
+        block: Any = getattr(net, stage, [None])[0]
+        if not hasattr(block, "conv3"):
+            raise InputError(f"backbone {name}: only ResNets of 50 layers or more have 1x1 strides")
+        block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
+
+
+def _torchvision_network(name: str, *, pretrained: bool) -> nn.Module:
+    if name not in torchvision.models.list_models(module=torchvision.models):
+        raise InputError(
+            f"backbone {name!r}; expected {TINY!r} or a classification network of torchvision, "
+            "such as resnet50, resnet101 or mobilenet_v2"
+        )
+    try:
+        net: nn.Module = torchvision.models.get_model(
+            name, weights="DEFAULT" if pretrained else None
+        )
+    except (OSError, RuntimeError) as error:  # no connection, no space, a broken file
+        raise InputError(
+            f"backbone {name}: ImageNet weights cannot be fetched ({error}); pass local ones with "
+            "`annocoin train --weights DIR` or `annocoin seeds --backbone-weights FILE`"
+        ) from None
+    return net
+
+
+def _load_weights(net: nn.Module, path: Path, name: str) -> None:
+    """Load a state dict of the whole network, or of all but its last layer."""
+    names = net.state_dict()
+    head = {key for key in names if key.startswith(("fc.", "classifier."))}
+    state = {k: v.float() for k, v in read_weights(path, names).items() if k not in head}
+    try:
+        missing, unexpected = net.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # other shapes
+        raise InputError(f"{path}: not weights of {name} ({brief(str(error))})") from None
+    missing = [k for k in missing if k not in head and not k.endswith("num_batches_tracked")]
+    if missing or unexpected:
+        difference = f"without {missing[0]!r}" if missing else f"with {unexpected[0]!r}"
+        raise InputError(f"{path}: not weights of {name}: {difference}")
 
 
 def _resize(x: Tensor, size: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from annocoin.backbones import build_backbone
+from annocoin.backbones import build_backbone, resize_longest_side
 from annocoin.data.loading import load_weak
 from annocoin.engine.classifier_training import (
     ClassifierOptions,
@@ -28,7 +28,6 @@ from annocoin.seeds.classifier import (
     Classifier,
     ClassifierArchitecture,
     read_classifier,
-    resize_longest_side,
     write_classifier,
 )
 
@@ -50,7 +49,7 @@ def test_unknown_backbones() -> None:
         build_backbone("resnet51")
     with pytest.raises(InputError, match="no map"):
         build_backbone("vit_b_16", "none")
-    with pytest.raises(InputError, match="brings its own, or none"):
+    with pytest.raises(InputError, match="takes only imagenet or none"):
         build_backbone("tiny", "some.pth")
     with pytest.raises(InputError, match="not made of convolutions alone"):
         Classifier(ClassifierArchitecture(("a",), "convnext_tiny"))

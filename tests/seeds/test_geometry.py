@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from annocoin.backbones import build_backbone, tiny_trunk
+from annocoin.backbones import build_backbone, tiny_backbone
 from annocoin.seeds.back_propagation import Cells
 
 
@@ -36,7 +36,7 @@ def test_middles_are_those_of_what_a_cell_sees(net: nn.Sequential) -> None:
 
 
 def test_residual_networks_begin_at_the_first_pixel() -> None:
-    for net, stride in ((tiny_trunk(), 8), (build_backbone("resnet18", "none"), 32)):
+    for net, stride in ((tiny_backbone(), 8), (build_backbone("resnet18", "none"), 32)):
         cells = Cells.of(fx.symbolic_trace(net))
         assert (cells.down.start, cells.down.step) == (0.5, stride)
     vgg = Cells.of(fx.symbolic_trace(build_backbone("vgg11", "none")))

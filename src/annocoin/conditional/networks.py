@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from annocoin.backbones import MEAN, SCRATCH, STD
+from annocoin.backbones import IMAGENET_MEAN, IMAGENET_STD, SCRATCH
 from annocoin.conditional.trunks import build_trunk
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.network_files import read_network, write_network
@@ -84,8 +84,8 @@ class ConditionalNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.architecture = architecture
-        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(1, 3, 1, 1), persistent=False)
         self.trunk = build_trunk(
             architecture.trunk, weights, stride_in_1x1=architecture.stride_in_1x1
         )

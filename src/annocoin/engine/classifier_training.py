@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from annocoin.backbones import IMAGENET, MEAN, SCRATCH, TINY, TINY_LAYERS
+from annocoin.backbones import (
+    IMAGENET,
+    IMAGENET_MEAN,
+    SCRATCH,
+    TINY,
+    TINY_LAYERS,
+    Image,
+    resize_longest_side,
+)
 from annocoin.data.dataset import WeakDataset
 from annocoin.engine.distribution import warn_of_slow_bfloat16
 from annocoin.engine.parallel import cores
@@ -30,11 +38,9 @@ from annocoin.seeds.classifier import (
     Checkpoint,
     Classifier,
     ClassifierArchitecture,
-    Image,
     mean_over_classes,
     peak_scores,
     read_checkpoint,
-    resize_longest_side,
     tag_average_precision,
     write_checkpoint,
 )
@@ -321,7 +327,7 @@ def augmented(image: Image, size: int, rng: np.random.Generator) -> Tensor:
     pixels = resize_longest_side(_recoloured(image, rng), longer)
     if rng.random() < 0.5:
         pixels = pixels.flip(2)
-    square = torch.tensor(MEAN).view(3, 1, 1).expand(3, size, size).clone()
+    square = torch.tensor(IMAGENET_MEAN).view(3, 1, 1).expand(3, size, size).clone()
     height, width = pixels.shape[1:]
     rows, from_rows = _span(height, size, rng)
     columns, from_columns = _span(width, size, rng)

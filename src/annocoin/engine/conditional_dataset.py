@@ -9,12 +9,12 @@ from typing import Literal, get_args, overload
 import torch
 from torch import Tensor
 
+from annocoin.backbones import resize_longest_side
 from annocoin.conditional.requirements import BOX_OVERLAP, Requirements, requirements_of
 from annocoin.conditional.scoring import Candidates, ScoringOptions, seed_votes
 from annocoin.data.dataset import WeakDataset
 from annocoin.errors import InputError, check_choice
 from annocoin.regions.storage import RegionFolder
-from annocoin.seeds.classifier import resize_longest_side
 from annocoin.seeds.seed_set import SeedFolder, Seeds
 from annocoin.seeds.votes import BEST, filter_regions, seed_pixels, soft_labels
 from annocoin.types import ImageId

@@ -27,7 +27,15 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
-from annocoin.backbones import IMAGENET, MEAN, SCRATCH, STD, TINY, boundary_network, build_backbone
+from annocoin.backbones import (
+    IMAGENET,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    SCRATCH,
+    TINY,
+    boundary_network,
+    build_backbone,
+)
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.network_files import read_network, write_network
 
@@ -253,7 +261,7 @@ def batch_of(views: Sequence[ResizedImage], device: torch.device | str = "cpu") 
     height = max(own.size[0] for own in views)
     width = max(own.size[1] for own in views)
     height, width = (-(-side // STRIDE) * STRIDE for side in (height, width))
-    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+    mean, std = torch.tensor(IMAGENET_MEAN).view(3, 1, 1), torch.tensor(IMAGENET_STD).view(3, 1, 1)
     together = torch.zeros(len(views), 3, height, width)
     for place, own in zip(together, views, strict=True):
         place[:, : own.size[0], : own.size[1]] = (own.pixels - mean) / std

@@ -8,9 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
@@ -18,14 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from annocoin import files
-from annocoin.backbones import MEAN, SCRATCH, STD, build_backbone
+from annocoin.backbones import IMAGENET_MEAN, IMAGENET_STD, SCRATCH, build_backbone
 from annocoin.errors import InputError, brief
 from annocoin.network_files import MADE, read_network, write_network
-
-Image = npt.NDArray[np.uint8]
-
-
-SHORTEST = 32
 
 
 @dataclass(frozen=True)
@@ -67,8 +59,8 @@ class Classifier(nn.Module):
     def __init__(self, architecture: ClassifierArchitecture, weights: str | Path = SCRATCH) -> None:
         super().__init__()
         self.architecture = architecture
-        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(1, 3, 1, 1), persistent=False)
         self.trunk = build_backbone(
             architecture.backbone, weights, stride_in_1x1=architecture.stride_in_1x1
         )
@@ -100,21 +92,6 @@ def _width(trunk: nn.Module, name: str) -> int:
             f"backbone {name}: not made of convolutions alone; take a ResNet, VGG or MobileNet"
         )
     return int(out.shape[1])
-
-
-def resize_longest_side(image: Image, size: int) -> Tensor:
-    """An image, uint8 [H, W, 3], as a classifier sees it: [3, h, w] in 0..1, `size` at most.
-
-    Its shorter side has at least `SHORTEST` pixels, for backbones give nothing for fewer.
-    """
-    height, width = image.shape[:2]
-    fit = size / max(height, width)
-    resized = cv2.resize(
-        image,
-        (max(SHORTEST, round(width * fit)), max(SHORTEST, round(height * fit))),
-        interpolation=cv2.INTER_AREA if fit < 1 else cv2.INTER_LINEAR,
-    )
-    return torch.from_numpy(np.ascontiguousarray(resized.transpose(2, 0, 1))).float() / 255
 
 
 WINDOW = 3

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from annocoin import masks as rle
+from annocoin.backbones import Image, resize_longest_side
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.masks import Size
 from annocoin.seeds.back_propagation import PeakBackPropagation, RuleName
-from annocoin.seeds.classifier import Classifier, Image, find_peaks, resize_longest_side
+from annocoin.seeds.classifier import Classifier, find_peaks
 from annocoin.seeds.seed_set import Seeds
 from annocoin.types import Annotation, WeakLabel
 
