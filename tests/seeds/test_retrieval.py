@@ -228,20 +228,3 @@ def test_nothing_to_retrieve() -> None:
         retrieve(regions, none, TAG, "luck")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="above 0"):
         seed_pixels(none, 0)
-
-
-def test_seeds_keep_their_fields_in_step() -> None:
-    seeds = seeds_at([(0.5, 3), (7.5, 1), (3.0, 3.0)], [1, 2, 1], [2.0, 1.0, 0.0], [0, 1, 0])
-    assert seeds[seeds.labels == 1].scores.tolist() == [2.0, 0.0]
-    assert seeds[1].labels.tolist() == [2]
-    assert len(seeds[:0]) == 0
-    assert torch.allclose(seeds.responses_in_image().sum(dim=(1, 2)), torch.ones(3))
-    with pytest.raises(ValueError, match="scores of shape"):
-        Seeds(
-            (6, 8),
-            seeds.labels,
-            seeds.points,
-            torch.zeros(2),
-            seeds.annotation_index,
-            *([seeds.maps] * 2),
-        )

@@ -1,4 +1,4 @@
-"""Seeds: the first guess of where the objects of one image are."""
+"""Seeds: peaks of the class maps that mark where the objects of an image may be; their files."""
 
 from __future__ import annotations
 
@@ -6,40 +6,49 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from annocoin.data.artefacts import (
-    Arrays,
-    ArtefactFolder,
-    Fields,
-    has_version,
-    read_arrays,
-    write_arrays,
-)
+from annocoin.data.artefacts import Arrays, ArtefactFolder, Fields, read_arrays, write_arrays
 from annocoin.errors import InputError, brief
 from annocoin.masks import Size
-from annocoin.types import Annotation
+from annocoin.types import Annotation, ImageId
+
+VERSION = 2
+DIGEST: Fields = {"annotation": ((), ("str512",))}  # 16 characters
+FIELDS: Fields = {
+    "size": ((2,), ("int64",)),
+    "labels": ((None,), ("int64",)),
+    "points": ((None, 2), ("float32",)),
+    "scores": ((None,), ("float32",)),
+    "annotation_index": ((None,), ("int64",)),
+    "responses": ((None, None, None), ("uint8",)),
+    "maps": ((None, None, None), ("float32",)),
+}
+"""The arrays of a file; responses are square roots of their ratio to the maximum, times 255."""
+
+PER_SEED = tuple(name for name in FIELDS if name != "size")
 
 
 @dataclass(frozen=True, eq=False)
 class Seeds:
-    """N seeds of one image, each a peak of its class's map and where that peak comes from.
+    """N seeds of one image: peaks of class maps, each with its peak response map.
 
-    Equal-length, indexable fields. Every weak_label of the annotation has at least one seed.
+    Equal-length, indexable fields. Every weak label of the annotation has at least one seed.
 
     Args:
         size: (height, width) of the image.
         labels: classes 1..C, int64 [N].
-        points: where the peaks' responses are densest, or the point that a person gave: x, y in
-            the image, float32 [N, 2].
-        scores: the class map's value at the peak, a logit, float32 [N].
-        annotation_index: which weak_label of the annotation each seed is for, int64 [N].
+        points: where the response is densest, or the annotated point: x, y in the image,
+            float32 [N, 2].
+        scores: the value of the class map at the peak, a logit, float32 [N].
+        annotation_index: the weak label that each seed belongs to, int64 [N].
         responses: the peak response maps, each summing to 1, float32 [N, h, w].
-        maps: the maps of the seeds' classes, logits, float32 [N, h', w'].
+        maps: the class maps of the seeds' classes, logits, float32 [N, h', w'].
     """
 
     size: Size
@@ -51,34 +60,19 @@ class Seeds:
     maps: Tensor
 
     def __post_init__(self) -> None:
-        count = len(self.labels)
-        shapes = {
-            "labels": (self.labels, 1),
-            "points": (self.points, 2),
-            "scores": (self.scores, 1),
-            "annotation_index": (self.annotation_index, 1),
-            "responses": (self.responses, 3),
-            "maps": (self.maps, 3),
-        }
-        for name, (value, dimensions) in shapes.items():
-            if value.ndim != dimensions or len(value) != count:
-                raise ValueError(f"{name} of shape {tuple(value.shape)} for {count} seeds")
+        for name in PER_SEED:
+            shape = tuple(getattr(self, name).shape)
+            if len(shape) != len(FIELDS[name][0]) or shape[0] != len(self.labels):
+                raise ValueError(f"{name} of shape {shape} for {len(self.labels)} seeds")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Seeds:
-        """The chosen seeds: a position, a slice, positions, or a bool tensor [N]."""
+        """Some of the seeds, by a position, a slice, positions, or a bool tensor [N]."""
         positions = torch.arange(len(self))[index].reshape(-1)
-        return replace(
-            self,
-            labels=self.labels[positions],
-            points=self.points[positions],
-            scores=self.scores[positions],
-            annotation_index=self.annotation_index[positions],
-            responses=self.responses[positions],
-            maps=self.maps[positions],
-        )
+        selected: Any = {name: getattr(self, name)[positions] for name in PER_SEED}
+        return replace(self, **selected)
 
     def __iter__(self) -> Iterator[Seeds]:
         """The seeds one by one."""
@@ -88,7 +82,7 @@ class Seeds:
         return f"Seeds({len(self)} in {self.size[0]}x{self.size[1]})"
 
     def check_for(self, annotation: Annotation) -> None:
-        """Raise unless these are seeds for this annotation: each of the class of its weak_label."""
+        """Raise unless each seed has the class of its weak label in this annotation."""
         fits = self.size == annotation.size
         if fits and len(self):
             fits = int(self.annotation_index.max()) < len(annotation) and torch.equal(
@@ -103,103 +97,95 @@ class Seeds:
 
     def responses_in_image(self) -> Tensor:
         """The responses at the image's resolution, each summing to 1: float32 [N, H, W]."""
-        if len(self) == 0:
-            return torch.zeros(0, *self.size)
-        large = _enlarged(self.responses, self.size)
-        return large / large.sum(dim=(1, 2), keepdim=True).clamp(min=1e-12)
+        responses = self._resized(self.responses)
+        return responses / responses.sum(dim=(1, 2), keepdim=True).clamp(min=1e-12)
 
     def maps_in_image(self) -> Tensor:
         """The class maps at the image's resolution: float32 [N, H, W]."""
-        return _enlarged(self.maps, self.size) if len(self) else torch.zeros(0, *self.size)
+        return self._resized(self.maps)
 
-
-def _enlarged(values: Tensor, size: Size) -> Tensor:
-    return F.interpolate(values[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
-
-
-VERSION = 1
-FIELDS: Fields = {
-    "size": ((2,), ("int64",)),
-    "labels": ((None,), ("int64",)),
-    "points": ((None, 2), ("float32",)),
-    "scores": ((None,), ("float32",)),
-    "annotation_index": ((None,), ("int64",)),
-    "responses": ((None, None, None), ("uint8",)),
-    "maps": ((None, None, None), ("float32",)),
-}
-"""What a file holds: responses as the square root of their share of the greatest, in 255 steps."""
-
-
-def write_seeds(path: str | Path, seeds: Seeds, annotation: Annotation | None = None) -> None:
-    """Write seeds as .npz, whole or not at all. Some 10 kB a seed for a photograph.
-
-    Args:
-        annotation: what they were made for, so that `seeds_are_current` can tell whether it has override.
-    """
-    content: Arrays = {
-        "annotation": np.asarray(_annotation_digest(annotation)),
-        "size": np.asarray(seeds.size, dtype=np.int64),
-        "labels": seeds.labels.numpy(),
-        "points": seeds.points.numpy(),
-        "scores": seeds.scores.numpy(),
-        "annotation_index": seeds.annotation_index.numpy(),
-        "responses": _in_steps(seeds.responses).numpy(),
-        "maps": seeds.maps.numpy(),
-    }
-    write_arrays(Path(path), VERSION, content)
-
-
-def read_seeds(path: str | Path) -> Seeds:
-    """Read what `write_seeds` wrote; anything else is an `InputError`."""
-    return read_arrays(Path(path), VERSION, FIELDS, _decode, what="seeds", made="annocoin seeds")
-
-
-def seeds_are_current(path: Path, annotation: Annotation) -> bool:
-    """Whether a file is there, of this version, and made for this annotation."""
-    if not has_version(path, VERSION):
-        return False
-    with np.load(path, allow_pickle=False) as file:
-        return "annotation" in file and str(file["annotation"]) == _annotation_digest(annotation)
-
-
-def _annotation_digest(annotation: Annotation | None) -> str:
-    """A short name of all that an annotation says."""
-    return hashlib.sha256(repr(annotation).encode()).hexdigest()[:16]
-
-
-def _in_steps(responses: Tensor) -> Tensor:
-    greatest = responses.flatten(1).amax(dim=1) if len(responses) else responses.new_zeros(0)
-    share = responses / greatest[:, None, None]
-    return (255 * share.clamp(0, 1).sqrt()).round().to(torch.uint8)
-
-
-def _decode(fields: Arrays) -> Seeds:
-    height, width = (int(value) for value in fields["size"])
-    share = (torch.from_numpy(fields["responses"]).float() / 255) ** 2
-    mass = share.sum(dim=(1, 2), keepdim=True)
-    numbers = all(np.isfinite(fields[name]).all() for name in ("points", "scores", "maps"))
-    if not numbers or bool((mass <= 0).any()) or height < 1 or width < 1:
-        raise ValueError("numbers that no seeds have")
-    points = fields["points"]
-    outside = (points < 0).any() or (points > np.asarray([width, height])).any()
-    if outside or (fields["labels"] < 1).any() or (fields["annotation_index"] < 0).any():
-        raise ValueError("points outside of the image, or labels or weak_labels below the first")
-    return Seeds(
-        size=(height, width),
-        labels=torch.from_numpy(fields["labels"]),
-        points=torch.from_numpy(points),
-        scores=torch.from_numpy(fields["scores"]),
-        annotation_index=torch.from_numpy(fields["annotation_index"]),
-        responses=share / mass,
-        maps=torch.from_numpy(fields["maps"]),
-    )
+    def _resized(self, maps: Tensor) -> Tensor:
+        if len(self) == 0:
+            return torch.zeros(0, *self.size)
+        return F.interpolate(maps[:, None], self.size, mode="bilinear", align_corners=False)[:, 0]
 
 
 class SeedFolder(ArtefactFolder[Seeds]):
-    """The seeds in a folder that `make_seeds` wrote, by image id; read when asked for."""
+    """The seeds in a folder that `make_seeds` wrote, by image id; read on access."""
 
     index_name = "seeds.json"
     command = "`annocoin seeds`"
 
     def read(self, path: Path) -> Seeds:
         return read_seeds(path)
+
+    def check(self, image_id: ImageId, annotation: Annotation) -> None:
+        """Raise unless the image's seeds were made for this annotation; reads only its digest."""
+        if _stored_digest(self.files[image_id]) != annotation_digest(annotation):
+            raise InputError(
+                f"{self.path}: the seeds of image {image_id!r} were made for another annotation or "
+                f"supervision; run {self.command} with the same --supervision"
+            )
+
+
+def write_seeds(path: str | Path, seeds: Seeds, annotation: Annotation) -> None:
+    """Write the seeds made for an annotation as .npz, atomically. About 10 kB per seed."""
+    maximum = seeds.responses.amax(dim=(1, 2), keepdim=True) if len(seeds) else 1
+    roots = (seeds.responses / maximum).clamp(0, 1).sqrt()
+    content: Arrays = {name: getattr(seeds, name).numpy() for name in PER_SEED}
+    content["annotation"] = np.asarray(annotation_digest(annotation))
+    content["size"] = np.asarray(seeds.size, dtype=np.int64)
+    content["responses"] = (255 * roots).round().to(torch.uint8).numpy()
+    write_arrays(Path(path), VERSION, content)
+
+
+def read_seeds(path: str | Path) -> Seeds:
+    """Read a file of `write_seeds`; anything else is an `InputError`."""
+    return read_arrays(Path(path), VERSION, FIELDS, _decode, what="seeds", made="annocoin seeds")
+
+
+def seeds_are_current(path: Path, annotation: Annotation) -> bool:
+    """Whether the file exists, has this version, and was made for this annotation."""
+    try:
+        return _stored_digest(path) == annotation_digest(annotation)
+    except InputError:
+        return False
+
+
+def annotation_digest(annotation: Annotation) -> str:
+    """A digest of the image size and of the class and location of every weak label."""
+    fields = [
+        (label.label, label.box, label.point, label.mask and label.mask["counts"], label.crowd)
+        for label in annotation
+    ]
+    return hashlib.sha256(repr((annotation.size, fields)).encode()).hexdigest()[:16]
+
+
+def _stored_digest(path: Path) -> str:
+    return read_arrays(
+        path,
+        VERSION,
+        DIGEST,
+        lambda arrays: str(arrays["annotation"]),
+        what="seeds",
+        made="annocoin seeds",
+    )
+
+
+def _decode(arrays: Arrays) -> Seeds:
+    height, width = arrays["size"].tolist()
+    if height < 1 or width < 1:
+        raise ValueError(f"image size {height} x {width}")
+    if not all(np.isfinite(arrays[name]).all() for name in ("points", "scores", "maps")):
+        raise ValueError("points, scores or maps are not finite")
+    points = arrays["points"]
+    if (points < 0).any() or (points > np.asarray([width, height])).any():
+        raise ValueError("points outside of the image")
+    if (arrays["labels"] < 1).any() or (arrays["annotation_index"] < 0).any():
+        raise ValueError("labels below 1 or annotation indices below 0")
+    fields: Any = {name: torch.from_numpy(arrays[name]) for name in PER_SEED}
+    responses = (fields["responses"].float() / 255) ** 2
+    total = responses.sum(dim=(1, 2), keepdim=True)
+    if (total <= 0).any():
+        raise ValueError("an empty response")
+    return Seeds((height, width), **{**fields, "responses": responses / total})
