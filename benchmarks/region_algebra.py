@@ -39,14 +39,14 @@ def main() -> None:
     torch.set_num_threads(1)
     regions = random_regions(np.random.default_rng(0))
     features = torch.rand(CHANNELS, FEATURE_SIDE, FEATURE_SIDE)
-    ids = algebra.resized(regions.superpixels, (FEATURE_SIDE, FEATURE_SIDE))
+    ids = algebra.resize_superpixels(regions.superpixels, (FEATURE_SIDE, FEATURE_SIDE))
     masks = regions.membership[:, ids.long()].flatten(1)
     numbers = masks.float()
     flat = features.flatten(1)
     torch.testing.assert_close(regions.pool(features, "sum"), numbers @ flat.T, rtol=1e-3, atol=0.1)
     seconds = {
         "all-pairs IoU": median(regions.iou),
-        "edge mass": median(regions.edge_mass),
+        "edge mass": median(regions.edge_strength_between),
         "neighbours": median(regions.neighbours),
         "boxes": median(lambda: fresh(regions).boxes),
         "pooling": median(lambda: regions.pool(features)),

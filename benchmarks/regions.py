@@ -100,11 +100,11 @@ def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
 
 PHASES = {
     "boundaries": "BoundaryDetector.__call__",
-    "superpixels": "superpixel_graph",
-    "trees": "make_trees",
-    "candidates": "group",
+    "superpixels": "build_graph",
+    "trees": "build_trees",
+    "candidates": "candidate_regions",
     "ranking": "Ranker.__call__",
-    "selection": "best_and_whole",
+    "selection": "select_diverse",
     "region set": "RegionSet.of",
 }
 """What each phase is in `annocoin.regions.proposals`."""

@@ -24,9 +24,9 @@ from torch import nn
 from annocoin.data.images import read_image
 from annocoin.files import write_bytes
 from annocoin.progress import track
-from annocoin.regions.hierarchy import RegionGroups, group
+from annocoin.regions.hierarchy import CandidateRegions, candidate_regions
 from annocoin.regions.proposals import RegionProposer
-from annocoin.regions.ranking import Ranker, measure
+from annocoin.regions.ranking import Ranker, region_features
 from annocoin.regions.superpixel_graph import SuperpixelGraph
 
 HIDDEN = 96
@@ -60,9 +60,9 @@ def main() -> None:
     for path in track(paths, "measuring"):
         analysis = propose.analyse(read_image(path))
         graph = analysis.graph
-        candidates = group(analysis.trees, graph, propose.candidates)
+        candidates = candidate_regions(analysis.trees, graph, propose.candidates)
         truth = options.data / "groundTruth" / path.parent.name / f"{path.stem}.mat"
-        rows.append(measure(graph, candidates))
+        rows.append(region_features(graph, candidates))
         targets.append(target(graph, candidates, segmentations(truth)))
     weights = train(np.concatenate(rows), np.concatenate(targets), options.passes, options.seed)
     write_bytes(options.out, save(weights))
@@ -75,7 +75,7 @@ def segmentations(path: Path) -> list[npt.NDArray[np.integer]]:
 
 
 def target(
-    graph: SuperpixelGraph, candidates: RegionGroups, people: list[npt.NDArray[np.integer]]
+    graph: SuperpixelGraph, candidates: CandidateRegions, people: list[npt.NDArray[np.integer]]
 ) -> npt.NDArray[np.float32]:
     """The overlap of each candidate with the objects that people outlined, float32 [N]."""
     members = candidates.members.astype(np.float32)

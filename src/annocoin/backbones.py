@@ -31,7 +31,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's RGB pixels in 0..1, as in torchvision."""
 
-MIN_SIDE = 32
+SHORTEST_SIDE = 32
 """The shortest side of a resized image: the stride of most backbones."""
 
 IMAGENET = "imagenet"
@@ -61,7 +61,7 @@ def resize_longest_side(image: Image, size: int) -> Tensor:
     scale = size / max(height, width)
     resized = cv2.resize(
         image,
-        (max(MIN_SIDE, round(width * scale)), max(MIN_SIDE, round(height * scale))),
+        (max(SHORTEST_SIDE, round(width * scale)), max(SHORTEST_SIDE, round(height * scale))),
         interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR,
     )
     return torch.from_numpy(np.ascontiguousarray(resized.transpose(2, 0, 1))).float() / 255
@@ -89,8 +89,9 @@ def build_backbone(
     if stride_in_1x1:
         move_strides(net, name)
     children = dict(net.named_children())
-    if isinstance(children.get("features"), nn.Sequential):
-        return children["features"]
+    features = children.get("features")
+    if isinstance(features, nn.Sequential):
+        return features
     if "layer4" not in children:
         raise InputError(
             f"backbone {name}: its features are not a map; use a ResNet, VGG or MobileNet"

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annocoin.regions.hierarchy import Tree, average_linkage, group
-from annocoin.regions.proposals import select
-from annocoin.regions.superpixel_graph import Elements, SuperpixelGraph
+from annocoin.regions.hierarchy import Tree, average_linkage, candidate_regions
+from annocoin.regions.proposals import select_diverse
+from annocoin.regions.superpixel_graph import BoundaryElements, SuperpixelGraph
 
 
-def mosaic_of(ids: np.ndarray) -> SuperpixelGraph:
-    elements = Elements.of(ids)
+def graph_of(ids: np.ndarray) -> SuperpixelGraph:
+    elements = BoundaryElements.of(ids)
     strengths = np.zeros((2, len(elements.pairs)))
     return SuperpixelGraph(
         np.zeros((*ids.shape, 3), np.uint8), ids.astype(np.int32), elements, strengths
@@ -21,7 +21,7 @@ def mosaic_of(ids: np.ndarray) -> SuperpixelGraph:
 
 
 def row_of_pieces(count: int, side: int = 10) -> SuperpixelGraph:
-    return mosaic_of(np.repeat(np.arange(count), side)[None].repeat(side, axis=0))
+    return graph_of(np.repeat(np.arange(count), side)[None].repeat(side, axis=0))
 
 
 def tree_of(graph: SuperpixelGraph, *strengths: float) -> Tree:
@@ -35,9 +35,9 @@ def sets(members: np.ndarray) -> list[tuple[int, ...]]:
 def test_nodes_pairs_and_triples_of_a_row() -> None:
     graph = row_of_pieces(4)
     # Merges 0+1, then 2+3, then all.
-    found = group([tree_of(graph, 0.1, 0.9, 0.2)], graph, 100)
+    found = candidate_regions([tree_of(graph, 0.1, 0.9, 0.2)], graph, 100)
     kinds = {parts: set() for parts in (1, 2, 3)}
-    for members, parts in zip(sets(found.members), found.parts.tolist(), strict=True):
+    for members, parts in zip(sets(found.members), found.num_nodes.tolist(), strict=True):
         kinds[parts].add(members)
     assert kinds[1] == {(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)}
     assert kinds[2] == {(1, 2), (0, 1, 2), (1, 2, 3)}  # what is no node yet, and hangs together
@@ -50,12 +50,12 @@ def test_unions_are_disjoint_neighbours_and_the_weakest_part_ranks_them() -> Non
     """A row of eight, cut in the middle of each half: every union against a plain search."""
     graph = row_of_pieces(8)
     tree = tree_of(graph, 0.1, 0.5, 0.2, 0.9, 0.3, 0.6, 0.4)
-    found = group([tree], graph, 10_000)
+    found = candidate_regions([tree], graph, 10_000)
     survival = tree.altitudes[tree.parents]
     nodes = {tuple(np.flatnonzero(row)): survival[i] for i, row in enumerate(tree.members()[:-1])}
     smaller = {*nodes, tuple(range(8))}
     for parts in (2, 3):
-        own = [m for m, p in zip(sets(found.members), found.parts, strict=True) if p == parts]
+        own = [m for m, p in zip(sets(found.members), found.num_nodes, strict=True) if p == parts]
         possible: dict[tuple[int, ...], float] = {}
         for chosen in itertools.combinations(nodes, parts):
             union = tuple(sorted(sum(chosen, ())))
@@ -72,35 +72,35 @@ def test_unions_are_disjoint_neighbours_and_the_weakest_part_ranks_them() -> Non
 def test_candidates_are_distinct_and_bounded() -> None:
     rng = np.random.default_rng(0)
     ids = np.arange(100).reshape(10, 10).repeat(8, axis=0).repeat(8, axis=1)
-    graph = mosaic_of(ids)
+    graph = graph_of(ids)
     trees = [tree_of(graph, *rng.random(len(graph.elements.pairs))) for _ in range(3)]
     for limit in (1, 2, 50, 1000):
-        found = group(trees, graph, limit)
+        found = candidate_regions(trees, graph, limit)
         assert len(found.members) <= limit
         assert len(set(sets(found.members))) == len(found.members)
         assert found.members[-1].all()
         assert found.members.any(axis=1).all()
-    assert set(found.parts.tolist()) == {1, 2, 3}
-    assert (found.places >= 0).all()
+    assert set(found.num_nodes.tolist()) == {1, 2, 3}
+    assert (found.ranks >= 0).all()
 
 
 def test_specks_are_no_candidates_but_tiny_images_have_some() -> None:
     ids = np.zeros((100, 100), int)
     ids[50, 50] = 1
-    speck = mosaic_of(ids)
-    assert sets(group([tree_of(speck, 1.0)], speck, 9).members) == [(0,), (0, 1)]
+    speck = graph_of(ids)
+    assert sets(candidate_regions([tree_of(speck, 1.0)], speck, 9).members) == [(0,), (0, 1)]
     tiny = row_of_pieces(2, side=2)
-    assert sets(group([tree_of(tiny, 1.0)], tiny, 9).members) == [(0,), (1,), (0, 1)]
+    assert sets(candidate_regions([tree_of(tiny, 1.0)], tiny, 9).members) == [(0,), (1,), (0, 1)]
 
 
 def test_a_ring_comes_with_its_hole_filled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("annocoin.regions.hierarchy.PAIRS", 0)  # a pair would be the same
+    monkeypatch.setattr("annocoin.regions.hierarchy.MAX_PAIRS", 0)  # a pair would be the same
     ids = np.zeros((40, 40), int)
     ids[8:-8, 8:-8] = 1
     ids[14:-14, 14:-14] = 2
-    graph = mosaic_of(ids)
+    graph = graph_of(ids)
     # The ring merges with the background first: no node is the ring and its inside.
-    found = sets(group([tree_of(graph, 0.1, 0.9)], graph, 20).members)
+    found = sets(candidate_regions([tree_of(graph, 0.1, 0.9)], graph, 20).members)
     assert (1,) in found
     assert (1, 2) in found
 
@@ -140,10 +140,10 @@ def test_selection_takes_what_the_plain_loop_takes(
     rounds = [(3, 0.3), (8, 0.55), (20, 0.8), (10**6, 0.93)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("annocoin.regions.proposals.SELECTION_BLOCK", block)
-        found = select(members, areas, limit, rounds)
+        found = select_diverse(members, areas, limit, rounds)
     assert found.tolist() == naive_select(members, areas, limit, rounds)
 
 
 def test_nothing_to_choose_from() -> None:
-    assert select(np.zeros((0, 3), bool), np.ones(3, int), 5).tolist() == []
-    assert select(np.ones((2, 3), bool), np.ones(3, int), 0).tolist() == []
+    assert select_diverse(np.zeros((0, 3), bool), np.ones(3, int), 5).tolist() == []
+    assert select_diverse(np.ones((2, 3), bool), np.ones(3, int), 0).tolist() == []

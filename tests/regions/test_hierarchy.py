@@ -10,10 +10,10 @@ from annocoin.regions.hierarchy import (
     Tree,
     average_linkage,
     contours,
-    superpixels,
     volume_watershed,
+    watershed_superpixels,
 )
-from annocoin.regions.superpixel_graph import Elements
+from annocoin.regions.superpixel_graph import BoundaryElements
 
 
 def grid(pieces: int, side: int, walls: dict[int, float]) -> np.ndarray:
@@ -24,7 +24,9 @@ def grid(pieces: int, side: int, walls: dict[int, float]) -> np.ndarray:
     return edges
 
 
-def naive_linkage(elements: Elements, strengths: np.ndarray, count: int) -> list[frozenset[int]]:
+def naive_linkage(
+    elements: BoundaryElements, strengths: np.ndarray, count: int
+) -> list[frozenset[int]]:
     """Merge the two clusters with the weakest mean border until one is left."""
     clusters = [frozenset([i]) for i in range(count)]
     made: list[frozenset[int]] = []
@@ -54,7 +56,7 @@ def test_average_linkage_merges_the_weakest_mean_border_first(seed: int) -> None
     rng = np.random.default_rng(seed)
     raw = np.repeat(np.repeat(rng.integers(0, 9, (4, 5)), 2, 0), 2, 1)
     ids = np.unique(raw, return_inverse=True)[1].reshape(raw.shape)
-    elements = Elements.of(ids)
+    elements = BoundaryElements.of(ids)
     strengths = rng.random(len(elements.pairs))
     areas = np.bincount(ids.ravel())
     tree = average_linkage(elements, strengths, areas)
@@ -76,7 +78,7 @@ def test_members_are_unions_of_their_children() -> None:
 def test_volume_lets_the_small_piece_go_first() -> None:
     """Three basins of two pieces each; the first is small, and behind the stronger wall."""
     ids = np.repeat(np.arange(6), [1, 1, 9, 9, 9, 9])[None].repeat(9, axis=0)
-    elements, areas = Elements.of(ids), np.bincount(ids.ravel())
+    elements, areas = BoundaryElements.of(ids), np.bincount(ids.ravel())
     strengths = np.array([0.1, 0.5, 0.1, 0.4, 0.1])
     by_volume = volume_watershed(elements, strengths, areas).members().astype(int).tolist()
     by_strength = average_linkage(elements, strengths, areas).members().astype(int).tolist()
@@ -89,11 +91,11 @@ def test_volume_lets_the_small_piece_go_first() -> None:
 
 def test_superpixels_follow_the_walls() -> None:
     edges = grid(4, 12, {1: 0.9, 2: 0.5, 3: 0.7})
-    ids = superpixels(edges, limit=100)
+    ids = watershed_superpixels(edges, limit=100)
     assert ids.max() + 1 == 4
     assert [len(np.unique(ids[:, x])) for x in (0, 20, 30, 45)] == [1, 1, 1, 1]
     assert len({ids[0, x] for x in (0, 20, 30, 45)}) == 4
-    fewer = superpixels(edges, limit=3)  # the weakest wall falls
+    fewer = watershed_superpixels(edges, limit=3)  # the weakest wall falls
     assert fewer.max() + 1 == 3
     assert fewer[0, 20] == fewer[0, 30]
     assert fewer[0, 0] != fewer[0, 20] != fewer[0, 45]
@@ -103,14 +105,14 @@ def test_a_speck_goes_before_a_large_piece_with_a_weaker_wall() -> None:
     edges = grid(2, 30, {1: 0.3})
     edges[10:13, 10:13] = 0.6
     edges[11, 11] = 0.0  # one pixel behind a strong wall
-    ids = superpixels(edges, limit=2)
+    ids = watershed_superpixels(edges, limit=2)
     assert ids[0, 0] != ids[0, 59]
     assert ids[11, 11] == ids[0, 0]
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 40), st.integers(0, 10**6))
 def test_superpixels_are_connected_few_and_numbered(h: int, w: int, limit: int, seed: int) -> None:
-    ids = superpixels(np.random.default_rng(seed).random((h, w)), limit)
+    ids = watershed_superpixels(np.random.default_rng(seed).random((h, w)), limit)
     assert ids.shape == (h, w)
     assert ids.dtype == np.int32
     count = int(ids.max()) + 1
@@ -121,12 +123,12 @@ def test_superpixels_are_connected_few_and_numbered(h: int, w: int, limit: int, 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_flat_map_is_one_superpixel(value: float) -> None:
-    assert (superpixels(np.full((7, 9), value), 5) == 0).all()
+    assert (watershed_superpixels(np.full((7, 9), value), 5) == 0).all()
 
 
 def test_contours_show_the_altitude_at_which_a_border_vanishes() -> None:
     ids = np.array([[0, 0, 1, 1, 2, 2]] * 2, dtype=np.int32)
-    elements = Elements.of(ids)
+    elements = BoundaryElements.of(ids)
     strengths = np.array([0.25, 0.75])
     tree = average_linkage(elements, strengths, np.bincount(ids.ravel()))
     drawn = contours(tree, ids, elements)
@@ -146,8 +148,8 @@ def test_elements_count_every_pixel_side(h: int, w: int, seed: int) -> None:
                     pair = tuple(sorted((int(ids[y, x]), int(ids[other]))))
                     value = max(edges[y, x], edges[other])
                     expected.setdefault(pair, []).append(value)  # type: ignore[arg-type]
-    found = Elements.of(ids)
+    found = BoundaryElements.of(ids)
     assert [tuple(pair) for pair in found.pairs.tolist()] == sorted(expected)
     assert found.lengths.tolist() == [len(expected[pair]) for pair in sorted(expected)]
     sums = [sum(expected[pair]) for pair in sorted(expected)]
-    assert found.masses(edges).tolist() == pytest.approx(sums)
+    assert found.edge_strength(edges).tolist() == pytest.approx(sums)

@@ -5,16 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from annocoin.regions.hierarchy import rim_of, superpixels, without_holes
-from annocoin.regions.superpixel_graph import Elements
+from annocoin.regions.hierarchy import fill_holes, watershed_superpixels
+from annocoin.regions.superpixel_graph import BoundaryElements
 
 
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(1, 150), st.integers(0, 10**6))
 def test_holes_are_filled_as_in_the_picture(h: int, w: int, count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    ids = superpixels(rng.random((h, w)), 60)
+    ids = watershed_superpixels(rng.random((h, w)), 60)
     members = rng.random((count, int(ids.max()) + 1)) < rng.uniform(0.3, 0.9)
-    filled = without_holes(members, Elements.of(ids), rim_of(ids))
+    filled = fill_holes(members, ids, BoundaryElements.of(ids))
     for before, after in zip(members, filled, strict=True):
         assert (after[ids] == ndimage.binary_fill_holes(before[ids])).all()
 
@@ -24,5 +24,5 @@ def test_a_ring_in_a_ring() -> None:
     for i in range(1, 5):
         ids[i:-i, i:-i] = i
     members = np.array([[0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 0, 0, 0]], bool)
-    filled = without_holes(members, Elements.of(ids), rim_of(ids))
+    filled = fill_holes(members, ids, BoundaryElements.of(ids))
     assert filled.astype(int).tolist() == [[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]

@@ -12,7 +12,7 @@ import torch
 from annocoin import masks as rle
 from annocoin.data.dataset import LabelledImage, LabelledImages
 from annocoin.errors import InputError
-from annocoin.regions.importers import Source, open_source, read_mat
+from annocoin.regions.importers import ProposalSource, open_proposals, read_mat
 from annocoin.types import Annotation
 
 IDS = np.array([[5, 5, 7, 7], [5, 9, 9, 7], [9, 9, 9, 7]], dtype=np.uint16)
@@ -68,7 +68,7 @@ def test_every_layout_is_read_exactly(tmp_path: Path, content: dict[str, Any]) -
     order = [1, 2, 0]  # by falling score
     assert torch.equal(regions.masks(), torch.from_numpy(MASKS[order]))
     assert regions.scores.tolist() == pytest.approx([0.9, 0.5, 0.2])
-    assert regions.masses.sum() > 0
+    assert regions.edge_strength.sum() > 0
 
 
 def test_without_scores_the_order_of_the_file_counts(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def image(image_id: str | int = "a", name: str = "a.jpg") -> LabelledImage:
     return LabelledImage(image_id, name, None, Annotation((3, 4)))
 
 
-def opened(text: str, *images: LabelledImage) -> Source:
-    return open_source(text, LabelledImages.of(["cat"], images or (image(),)))
+def opened(text: str, *images: LabelledImage) -> ProposalSource:
+    return open_proposals(text, LabelledImages.of(["cat"], images or (image(),)))
 
 
 def entries(**more: Any) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ def test_one_json_file_for_all_images(tmp_path: Path) -> None:
     source = opened(f"coco:{path}")
     regions = source.find(image(3)).regions((3, 4), EDGES)
     assert torch.equal(regions.masks(), torch.from_numpy(MASKS[[1, 2, 0]]))
-    assert regions.masses.sum() > 0
+    assert regions.edge_strength.sum() > 0
     assert len(source.find(image("b")).regions((3, 4))) == 1
     with pytest.raises(InputError, match="no masks for the image 'c'"):
         source.find(image("c"))

@@ -36,7 +36,10 @@ def test_masks_join_a_region_set(world: World, count: int, seed: int) -> None:
     assert joined.scores.tolist() == old.scores.tolist() + [0.25] * count
     # Old borders are cut in pieces that weigh as much together.
     torch.testing.assert_close(
-        joined[: len(old)].edge_mass(), old.edge_mass(), rtol=1e-4, atol=1e-4
+        joined[: len(old)].edge_strength_between(),
+        old.edge_strength_between(),
+        rtol=1e-4,
+        atol=1e-4,
     )
 
 
@@ -46,11 +49,11 @@ def test_a_new_cut_has_the_strength_it_is_given() -> None:
     joined = with_masks(old, rle.encode(left), strength=0.75)
     between = {
         tuple(pair): m
-        for pair, m in zip(joined.elements.tolist(), joined.masses.tolist(), strict=True)
+        for pair, m in zip(joined.elements.tolist(), joined.edge_strength.tolist(), strict=True)
     }
     assert sorted(between.values()) == [0.5, 1.5]  # two pixel sides each: old border, new cut
-    assert joined.edge_mass()[0, 2] == 1.5  # the inner outline of the new region
-    assert joined.edge_mass()[0, 1] == 0.5
+    assert joined.edge_strength_between()[0, 2] == 1.5  # the inner outline of the new region
+    assert joined.edge_strength_between()[0, 1] == 0.5
 
 
 def test_an_empty_mask_is_no_region() -> None:

@@ -16,13 +16,13 @@ from annocoin.regions.boundaries import BoundaryDetector
 from annocoin.regions.hierarchy import Tree
 from annocoin.regions.proposals import (
     RegionProposer,
-    enlarged,
-    make_trees,
-    shrunk,
-    superpixel_graph,
+    build_graph,
+    build_trees,
+    limit_size,
+    upsample,
 )
 from annocoin.regions.region_set import RegionSet
-from annocoin.regions.superpixel_graph import Elements, SuperpixelGraph
+from annocoin.regions.superpixel_graph import BoundaryElements, SuperpixelGraph
 from annocoin.synthetic.dataset import render_scene
 
 
@@ -56,8 +56,8 @@ def test_a_region_set_is_whole(propose: RegionProposer, photo: np.ndarray) -> No
     assert regions.membership[-1].all()  # the whole image
     assert not regions.membership[:-1].all(dim=1).any()
     assert torch.isfinite(regions.scores).all()
-    assert (regions.masses <= regions.lengths + 1e-4).all()
-    assert regions.masses.sum() > 0
+    assert (regions.edge_strength <= regions.lengths + 1e-4).all()
+    assert regions.edge_strength.sum() > 0
 
 
 def test_the_same_image_gives_the_same_regions(propose: RegionProposer, photo: np.ndarray) -> None:
@@ -118,13 +118,13 @@ def test_every_kind_of_image_file_goes_through(
 
 def test_shrinking_and_enlarging() -> None:
     image = np.zeros((100, 3000, 3), np.uint8)
-    assert shrunk(image).shape == (27, 800, 3)
-    assert shrunk(np.zeros((2, 4000, 3), np.uint8)).shape == (1, 800, 3)
-    assert shrunk(image[:, :800]).shape == (100, 800, 3)
+    assert limit_size(image).shape == (27, 800, 3)
+    assert limit_size(np.zeros((2, 4000, 3), np.uint8)).shape == (1, 800, 3)
+    assert limit_size(image[:, :800]).shape == (100, 800, 3)
     values = np.arange(6).reshape(2, 3)
-    large = enlarged(values, (5, 7))
+    large = upsample(values, (5, 7))
     assert np.unique(large).tolist() == [0, 1, 2, 3, 4, 5]
-    assert enlarged(values, (2, 3)) is values
+    assert upsample(values, (2, 3)) is values
     assert RegionSet.of(large, np.eye(6)).areas.sum() == 35
 
 
@@ -146,7 +146,7 @@ def test_trees_follow_the_average_the_fine_scales_colours_and_volume() -> None:
             [0.9, 0.1, 0.9],  # 1 and 2
         ]
     )
-    trees = make_trees(SuperpixelGraph(image, ids, Elements.of(ids), strengths))
+    trees = build_trees(SuperpixelGraph(image, ids, BoundaryElements.of(ids), strengths))
     assert [first_merge(tree) for tree in trees[:4]] == [[0, 1], [2, 3], [1, 2], [1, 2]]
     assert len(trees) == 5
     assert trees[4].members()[-1].all()
@@ -155,10 +155,10 @@ def test_trees_follow_the_average_the_fine_scales_colours_and_volume() -> None:
 def test_superpixels_see_colours_where_the_detector_sees_nothing() -> None:
     image = np.zeros((20, 40, 3), np.uint8)
     image[:, 20:] = (250, 220, 30)
-    graph = superpixel_graph(image, np.zeros((3, 20, 40), np.float32), 100)
+    graph = build_graph(image, np.zeros((3, 20, 40), np.float32), 100)
     assert graph.ids[0, 5] != graph.ids[0, 35]
-    assert (graph.strengths == 0).all()
-    assert graph.strengths.shape == (4, len(graph.elements.pairs))
+    assert (graph.mean_strength == 0).all()
+    assert graph.mean_strength.shape == (4, len(graph.elements.pairs))
 
 
 def test_the_best_come_first_and_their_scores_fall(

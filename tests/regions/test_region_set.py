@@ -96,7 +96,10 @@ def test_points_and_boxes(world: World, seed: int) -> None:
 
 @given(worlds())
 def test_edge_mass_between_regions(world: World) -> None:
-    total, mean = world.regions.edge_mass(), world.regions.edge_mass(mean=True)
+    total, mean = (
+        world.regions.edge_strength_between(),
+        world.regions.edge_strength_between(mean=True),
+    )
     assert torch.equal(total, total.T)
     for u, v in itertools.product(range(len(world.members)), repeat=2):
         values = separating(world, u, v)
@@ -137,7 +140,7 @@ def test_pooled_features_and_their_gradient(world: World, over: str, batched: bo
 def test_features_of_another_resolution_take_the_superpixel_under_their_centre() -> None:
     ids = np.array([[0, 0, 0, 1], [0, 0, 0, 1], [2, 2, 2, 2], [2, 2, 2, 2]])
     regions = RegionSet.of(ids, np.eye(3))
-    assert algebra.resized(regions.superpixels, (2, 2)).tolist() == [[0, 1], [2, 2]]
+    assert algebra.resize_superpixels(regions.superpixels, (2, 2)).tolist() == [[0, 1], [2, 2]]
     features = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
     assert regions.pool(features, "sum").flatten().tolist() == [1.0, 2.0, 7.0]
     assert regions.pool(features, "region").flatten().tolist() == [1.0, 2.0, 3.5]
@@ -156,7 +159,7 @@ def test_selection_keeps_what_was_chosen(world: World, seed: int) -> None:
     assert torch.equal(regions[[0]].masks(), regions[0].masks())
     assert len(regions[:2]) == min(2, len(regions))
     moved = chosen.to("cpu")
-    assert torch.equal(moved.masses, regions.masses)
+    assert torch.equal(moved.edge_strength, regions.edge_strength)
 
 
 def test_intersections_stay_exact_in_huge_images() -> None:
@@ -188,13 +191,15 @@ def test_scores_and_masses_must_fit() -> None:
     with pytest.raises(ValueError, match="expected"):
         RegionSet.of(np.array([[0, 1]]), [[1, 0]], scores=[1.0, 2.0])
     with pytest.raises(ValueError, match="expected"):
-        RegionSet.of(np.array([[0, 1]]), [[1, 0]], masses=[1.0, 2.0])
+        RegionSet.of(np.array([[0, 1]]), [[1, 0]], edge_strength=[1.0, 2.0])
 
 
 def test_no_regions_are_a_region_set_too() -> None:
     none = RegionSet.of(np.array([[0, 1]]), np.zeros((0, 2)))
     assert len(none) == 0
-    assert none.iou().shape == none.edge_mass().shape == none.neighbours().shape == (0, 0)
+    assert (
+        none.iou().shape == none.edge_strength_between().shape == none.neighbours().shape == (0, 0)
+    )
     assert none.boxes.shape == (0, 4)
     assert none.pool(torch.ones(3, 1, 2)).shape == (0, 3)
     assert none.rles() == []
@@ -215,9 +220,9 @@ def test_mixed_precision_around_it_changes_nothing() -> None:
     ids = np.arange(36).reshape(6, 6).repeat(31, axis=0).repeat(33, axis=1)
     regions = RegionSet.of(ids, rng.random((9, 36)) < 0.5, edges=rng.random(ids.shape))
     features = torch.rand(4, 6 * 31, 6 * 33)
-    plain = [regions.iou(), regions.edge_mass(), regions.pool(features)]
+    plain = [regions.iou(), regions.edge_strength_between(), regions.pool(features)]
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = [regions.iou(), regions.edge_mass(), regions.pool(features)]
+        mixed = [regions.iou(), regions.edge_strength_between(), regions.pool(features)]
     assert all(torch.equal(one, two) for one, two in zip(plain, mixed, strict=True))
 
 

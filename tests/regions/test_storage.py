@@ -14,7 +14,7 @@ from annocoin.regions.region_set import RegionSet
 from annocoin.regions.storage import read_regions, write_regions
 from regions.worlds import World, worlds
 
-FIELDS = ["superpixels", "membership", "scores", "elements", "lengths", "masses"]
+FIELDS = ["superpixels", "membership", "scores", "elements", "lengths", "edge_strength"]
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +66,16 @@ def spoiled(path: Path, **changes: Any) -> Path:
     [
         ({"version": np.asarray(9)}, "version 9"),
         ({"version": np.asarray([1, 1])}, "delete it"),
-        ({"version": np.asarray(2), "masses": None}, "version 2"),
+        ({"version": np.asarray(1), "edge_strength": None}, "version 1"),
         ({"scores": np.array([np.nan, 1], np.float32)}, "NaN"),
-        ({"masses": np.full(1, -1, np.float32)}, "negative"),
+        ({"edge_strength": np.full(1, -1, np.float32)}, "negative"),
         ({"shape": np.asarray([2, 3, 0, 2**40])}, "bits"),
         ({"membership": np.zeros(1, np.uint16)}, "membership"),
         ({"superpixels": np.full((2, 3), 2**32, np.int64)}, "superpixels"),
         ({"scores": None}, "scores"),
         ({"scores": np.ones(7, np.float32)}, "scores"),
         ({"scores": np.ones((2, 2), np.float32)}, "scores"),
-        ({"masses": np.ones(50, np.float32)}, "masses"),
+        ({"edge_strength": np.ones(50, np.float32)}, "edge_strength"),
         ({"shape": np.asarray([2, 3, 2])}, "shape"),
         ({"shape": np.asarray([2, 4, 2, 2])}, "map"),
         ({"shape": np.asarray([2, 3, 200, 2])}, "bits"),

@@ -12,9 +12,9 @@ import scipy.io
 from PIL import Image
 from safetensors.numpy import load_file
 
-from annocoin.regions.hierarchy import RegionGroups
+from annocoin.regions.hierarchy import CandidateRegions
 from annocoin.regions.ranking import Ranker
-from annocoin.regions.superpixel_graph import Elements, SuperpixelGraph
+from annocoin.regions.superpixel_graph import BoundaryElements, SuperpixelGraph
 from tools.scripts import load_script
 
 
@@ -63,10 +63,10 @@ def test_the_target_is_the_overlap_with_outlined_objects(script: ModuleType) -> 
     ids[3:7, 3:6] = 1
     ids[3:7, 6:9] = 2
     graph = SuperpixelGraph(
-        np.zeros((10, 12, 3), np.uint8), ids, Elements.of(ids), np.zeros((2, 3))
+        np.zeros((10, 12, 3), np.uint8), ids, BoundaryElements.of(ids), np.zeros((2, 3))
     )
     members = np.array([[0, 1, 0], [0, 1, 1], [1, 0, 0], [1, 1, 1]], bool)
-    candidates = RegionGroups(members, np.ones(4, int), np.arange(4))
+    candidates = CandidateRegions(members, np.ones(4, int), np.arange(4))
     whole, half = np.where(ids > 0, 2, 1), np.where(ids == 1, 2, 1)
     both = script.target(graph, candidates, [whole, half])
     assert both[0] == pytest.approx(((0.5 + 1) / 2 + 1) / 2)

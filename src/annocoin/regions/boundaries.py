@@ -1,8 +1,8 @@
 """Boundary detectors: from an image to the probability of an object boundary at every pixel.
 
-The network of `network.py` was trained on BSDS500 by `tools/train_boundaries.py`; its weights are
-part of the package (`boundaries.safetensors`, card in `boundaries.md`). The gradient of Lab colours
-is the classical alternative.
+The network was trained on BSDS500 by `tools/train_boundaries.py`; its weights are part of the
+package (`weights/boundaries.safetensors`, model card in `weights/boundaries.md`). The gradient of
+Lab colours is the classical alternative.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from annocoin.backbones import BoundaryNet, boundary_network, load_boundary_weights
+from annocoin.backbones import BoundaryNet, Image, boundary_network, load_boundary_weights
 from annocoin.errors import InputError, check_choice
 
-Image = npt.NDArray[np.uint8]
 Maps = npt.NDArray[np.float32]
 
 DetectorKind = Literal["network", "gradient"]
 KINDS = get_args(DetectorKind)
 
 SCALES = (0.5, 1.0, 1.5)
-"""Sizes at which the image is looked at; the largest finds small objects."""
+"""Factors by which the image is resized; the largest helps with small objects."""
 
 MAX_SIDE = 800
-"""Longer images are looked at in this length, and the maps enlarged again."""
+"""Images with a longer side are reduced to this length, and the maps enlarged again."""
 
 MIN_SIDE = 320
-"""Smaller images are looked at enlarged to this length, or three times as large."""
+"""Smaller images are enlarged to this length, but at most by `MAX_ENLARGEMENT`."""
+
+MAX_ENLARGEMENT = 3.0
 
 
 class BoundaryDetector:
-    """Image to boundary maps. Made once, called for many images.
+    """Image to boundary maps.
 
     Args:
         kind: "network", or "gradient" (multi-scale Lab gradient, which needs no weights).
@@ -51,13 +52,8 @@ class BoundaryDetector:
         ((1, 20, 30), True)
     """
 
-    def __init__(
-        self,
-        kind: DetectorKind = "network",
-        scales: Sequence[float] = SCALES,
-    ) -> None:
+    def __init__(self, kind: DetectorKind = "network", scales: Sequence[float] = SCALES) -> None:
         check_choice("boundary detector", kind, KINDS)
-        self.kind = kind
         self.scales = tuple(scales)
         self._net = boundary_network() if kind == "network" else None
 
@@ -66,43 +62,29 @@ class BoundaryDetector:
         self._net = boundary_network(pretrained=False)
         load_boundary_weights(self._net, weights)
 
-    def network(self) -> BoundaryNet:
-        """The network, if that is its kind."""
-        if self._net is None:
-            raise ValueError(f"a detector of kind {self.kind!r} has no network")
-        return self._net
-
     def __call__(self, image: Image) -> Maps:
         """Boundary probabilities, float32 [K, H, W] in 0..1, of an RGB image, uint8 [H, W, 3]."""
         check_image(image)
         height, width = image.shape[:2]
         longer = max(height, width)
-        fit = min(3.0, max(1.0, MIN_SIDE / longer), MAX_SIDE / longer)
+        fit = min(MAX_ENLARGEMENT, max(1.0, MIN_SIDE / longer), MAX_SIDE / longer)
         maps = np.empty((len(self.scales), height, width), dtype=np.float32)
-        for found, scale in zip(maps, self.scales, strict=True):
+        for output, scale in zip(maps, self.scales, strict=True):
             size = [max(1, round(side * fit * scale)) for side in (width, height)]
             method = cv2.INTER_AREA if fit * scale < 1 else cv2.INTER_LINEAR
             resized = np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
             probability = (
                 lab_gradient(resized) if self._net is None else _predict(self._net, resized)
             )
-            found[:] = cv2.resize(probability, (width, height), interpolation=cv2.INTER_LINEAR)
+            output[:] = cv2.resize(probability, (width, height), interpolation=cv2.INTER_LINEAR)
         return np.clip(maps, 0, 1, out=maps)
 
 
 def check_image(image: Image) -> None:
-    """Raise unless it is an RGB image of bytes."""
+    """Raise unless it is an RGB image, uint8 [H, W, 3]."""
     shape, dtype = np.shape(image), getattr(image, "dtype", type(image).__name__)
     if len(shape) != 3 or shape[2] != 3 or 0 in shape or dtype != np.uint8:
         raise InputError(f"an image of {dtype} {shape}; expected RGB as a uint8 array [H, W, 3]")
-
-
-@torch.inference_mode()
-def _predict(net: BoundaryNet, image: Image) -> Maps:
-    pixels = torch.from_numpy(image.astype(np.float32) / 255).permute(2, 0, 1)[None]
-    logits = net(pixels.to(memory_format=torch.channels_last))
-    probability: Maps = logits[0, 0].sigmoid().numpy()
-    return probability
 
 
 def lab_gradient(image: Image) -> Maps:
@@ -116,3 +98,11 @@ def lab_gradient(image: Image) -> Maps:
         magnitude = np.sqrt((across**2 + down**2).sum(axis=2)) * sigma
         strongest = np.maximum(strongest, magnitude)
     return np.asarray(1 - np.exp(-strongest / 15), dtype=np.float32)
+
+
+@torch.inference_mode()
+def _predict(net: BoundaryNet, image: Image) -> Maps:
+    pixels = torch.from_numpy(image.astype(np.float32) / 255).permute(2, 0, 1)[None]
+    logits = net(pixels.to(memory_format=torch.channels_last))
+    probability: Maps = logits[0, 0].sigmoid().numpy()
+    return probability

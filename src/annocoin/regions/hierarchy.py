@@ -1,4 +1,4 @@
-"""Hierarchies: superpixels, and the trees that merge them along their weakest borders."""
+"""Superpixels, the trees that merge them, and candidate regions from the nodes of the trees."""
 
 from __future__ import annotations
 
@@ -9,31 +9,51 @@ import higra as hg
 import numpy as np
 import numpy.typing as npt
 
-from annocoin.regions.superpixel_graph import Elements, SuperpixelGraph
+from annocoin.regions.superpixel_graph import BoundaryElements, SuperpixelGraph
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int32]
-Areas = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
+Members = npt.NDArray[np.bool_]
 
-SPECK = 400
-"""Pixels from which on the size of a superpixel no longer helps it to survive the cut."""
+AREA_CAP = 400
+"""Pixels above which a larger area no longer protects a superpixel from being merged."""
+
+MIN_NODE_AREA = 30
+"""Nodes with fewer pixels are no candidates."""
+
+NODES_TO_COMBINE = 150
+"""The longest-surviving nodes of each tree that are combined to pairs and triples."""
+
+MAX_PAIRS = 1200
+MAX_TRIPLES = 600
+"""Unions of two and of three nodes kept for each tree."""
+
+PAIRS_TO_EXTEND = 250
+"""The best pairs of each tree that are extended to triples."""
+
+CANDIDATES_TO_FILL = 4000
+"""The best candidates whose holes are filled."""
+
+KIND_SHARES = (0.65, 0.25, 0.10)
+"""Shares of single nodes, pairs and triples among the candidates."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree of merges with N nodes: first the S superpixels, and parents after their children.
+    """A merge tree with N nodes: first the S superpixels, parents after their children.
 
     Args:
-        parents: the parent of each node, [N]; the last one is the root, its own parent.
-        altitudes: the strength of the border at which a node was merged, [N]; leaves have 0.
+        parents: the parent of each node, [N]; the last node is the root, its own parent.
+        altitudes: the border strength at which a node was merged, [N]; 0 for leaves.
         leaves: S.
     """
 
-    parents: npt.NDArray[np.int64]
+    parents: Indices
     altitudes: Floats
     leaves: int
 
-    def members(self) -> npt.NDArray[np.bool_]:
+    def members(self) -> Members:
         """The superpixels of every node, [N, S]."""
         inside = np.zeros((len(self.parents), self.leaves), dtype=bool)
         np.fill_diagonal(inside, True)
@@ -42,12 +62,27 @@ class Tree:
         return inside
 
 
-def superpixels(edges: npt.NDArray[np.floating], limit: int) -> Ids:
-    """Cut an image into at most `limit` pieces along its edges [H, W]: ids 0..S-1, int32 [H, W].
+@dataclass(frozen=True)
+class CandidateRegions:
+    """N distinct candidate regions, roughly the best first.
 
-    The basins of a watershed are merged, weakest border first, until few enough are left. What
-    counts is the border's strength times the root of the smaller piece's area: a cut by strength
-    alone leaves specks.
+    Args:
+        members: their superpixels, [N, S].
+        num_nodes: how many tree nodes each is the union of, 1..3, [N].
+        ranks: the rank among the candidates with as many nodes, from 0, [N].
+    """
+
+    members: Members
+    num_nodes: Indices
+    ranks: Indices
+
+
+def watershed_superpixels(edges: npt.NDArray[np.floating], limit: int) -> Ids:
+    """Partition an image along its edges [H, W] into at most `limit` superpixels: int32 [H, W].
+
+    The basins of a watershed are merged until at most `limit` are left, in the order of the
+    border's mean strength times the square root of the smaller area: strength alone would keep
+    tiny basins.
     """
     height, width = edges.shape
     if height * width == 1:
@@ -55,226 +90,162 @@ def superpixels(edges: npt.NDArray[np.floating], limit: int) -> Ids:
     graph = hg.get_4_adjacency_graph((height, width))
     sides = hg.weight_graph(graph, edges.astype(np.float64), hg.WeightFunction.max)
     basins = (hg.labelisation_watershed(graph, sides) - 1).astype(np.int32).reshape(edges.shape)
-    count = int(basins.max()) + 1
-    if count <= limit:
+    if basins.max() < limit:
         return basins
-    elements = Elements.of(basins)
+    elements = BoundaryElements.of(basins)
     areas = np.bincount(basins.ravel())
-    tree = average_linkage(elements, elements.masses(edges) / elements.lengths, areas)
+    tree = average_linkage(elements, elements.edge_strength(edges) / elements.lengths, areas)
     return _cut(tree, areas, limit)[basins]
 
 
-def average_linkage(elements: Elements, strengths: Floats, areas: Areas) -> Tree:
-    """Merge superpixels of `areas` [S] by the mean strength of their borders, weakest first."""
+def average_linkage(elements: BoundaryElements, strengths: Floats, areas: Indices) -> Tree:
+    """Merge superpixels of `areas` [S] by the mean strength [E] of their borders, weakest first."""
     tree, altitudes = hg.binary_partition_tree_average_linkage(
-        _graph(elements, areas), strengths.astype(np.float64), elements.lengths
+        _higra_graph(elements, len(areas)), strengths.astype(np.float64), elements.lengths
     )
     return Tree(tree.parents(), altitudes, len(areas))
 
 
-def volume_watershed(elements: Elements, strengths: Floats, areas: Areas) -> Tree:
-    """Merge superpixels of `areas` [S] by the volume of the basins that their borders close in.
+def volume_watershed(elements: BoundaryElements, strengths: Floats, areas: Indices) -> Tree:
+    """Merge superpixels of `areas` [S] by the volume of the basins between borders [E].
 
-    A watershed hierarchy: a piece that is small or weakly bounded goes first.
+    A watershed hierarchy: small and weakly bounded regions merge first.
     """
     if len(areas) == 1:  # higra would crash
         return Tree(np.zeros(1, dtype=np.int64), np.zeros(1), 1)
     tree, altitudes = hg.watershed_hierarchy_by_volume(
-        _graph(elements, areas), strengths.astype(np.float64), areas.astype(np.float64)
+        _higra_graph(elements, len(areas)), strengths.astype(np.float64), areas.astype(np.float64)
     )
     return Tree(tree.parents(), altitudes, len(areas))
 
 
-def contours(tree: Tree, ids: Ids, elements: Elements) -> npt.NDArray[np.float32]:
-    """The ultrametric contour map [H, W]: at every border, the altitude at which it vanishes."""
-    lowest = _lowest_common(tree, elements.pairs)
-    heights = tree.altitudes[lowest].astype(np.float32)[elements.owner]
-    drawn = np.zeros(ids.size, dtype=np.float32)
-    for end in elements.pixels.T:
-        np.maximum.at(drawn, end, heights)
-    return drawn.reshape(ids.shape)
+def contours(tree: Tree, ids: Ids, elements: BoundaryElements) -> npt.NDArray[np.float32]:
+    """The ultrametric contour map [H, W]: the altitude at which each border disappears."""
+    merging_node = hg.Tree(tree.parents).lowest_common_ancestor(*elements.pairs.T)
+    heights = tree.altitudes[merging_node].astype(np.float32)[elements.side_elements]
+    contour_map = np.zeros(ids.size, dtype=np.float32)
+    for pixels in elements.side_pixels.T:
+        np.maximum.at(contour_map, pixels, heights)
+    return contour_map.reshape(ids.shape)
 
 
-def _graph(elements: Elements, areas: Areas) -> hg.UndirectedGraph:
-    graph = hg.UndirectedGraph(len(areas))
+def candidate_regions(
+    trees: Sequence[Tree], graph: SuperpixelGraph, limit: int
+) -> CandidateRegions:
+    """At most `limit` candidates: nodes of the trees and their unions; the whole image is last."""
+    count = len(graph.areas)
+    adjacent = np.zeros((count, count), dtype=np.float32)
+    adjacent[tuple(graph.elements.pairs.T)] = 1
+    adjacent += adjacent.T
+    of_trees = [_combine_nodes(tree, adjacent, graph.areas) for tree in trees]
+    kinds = [_interleave(lists, limit) for lists in zip(*of_trees, strict=True)]
+    turns = [
+        (np.arange(len(kind)) + 0.5) / share for kind, share in zip(kinds, KIND_SHARES, strict=True)
+    ]
+    order = np.argsort(np.concatenate(turns), kind="stable")[: limit - 1]
+    members = np.concatenate(kinds)[order]
+    num_nodes = np.repeat([1, 2, 3], [len(kind) for kind in kinds])[order]
+    ranks = np.concatenate([np.arange(len(kind)) for kind in kinds])[order]
+    filled = fill_holes(members[:CANDIDATES_TO_FILL], graph.ids, graph.elements)
+    changed = np.flatnonzero((filled != members[:CANDIDATES_TO_FILL]).any(axis=1))
+    members = np.concatenate([members, filled[changed]])
+    distinct = _first_occurrences(members)
+    distinct = distinct[~members[distinct].all(axis=1)][: limit - 1]
+    return CandidateRegions(
+        np.append(members[distinct], np.ones((1, count), dtype=bool), axis=0),
+        np.append(np.append(num_nodes, num_nodes[changed])[distinct], 1),
+        np.append(np.append(ranks, ranks[changed])[distinct], len(kinds[0])),
+    )
+
+
+def fill_holes(
+    members: Members, ids: npt.NDArray[np.integer], elements: BoundaryElements
+) -> Members:
+    """The regions [N, S] with their holes filled.
+
+    A superpixel lies in a hole if no path outside of the region connects it to the image border.
+    All regions are flooded from the border at once, 64 of them in every machine word.
+    """
+    outside = np.ascontiguousarray(~members.T)
+    free = np.packbits(np.pad(outside, ((0, 0), (0, -len(members) % 64))), axis=1).view(np.uint64)
+    at_border = np.concatenate([ids[0], ids[-1], ids[:, 0], ids[:, -1]])
+    reached = free * np.isin(np.arange(len(free)), at_border)[:, None]
+    steps = np.concatenate([elements.pairs, elements.pairs[:, ::-1]])
+    steps = steps[np.argsort(steps[:, 1], kind="stable")]
+    targets, starts = np.unique(steps[:, 1], return_index=True)
+    while len(targets):
+        arriving = np.bitwise_or.reduceat(reached[steps[:, 0]], starts, axis=0)
+        extended = reached[targets] | (arriving & free[targets])
+        if (extended == reached[targets]).all():
+            break
+        reached[targets] = extended
+    return np.unpackbits(reached.view(np.uint8), axis=1, count=len(members)).T == 0
+
+
+def _higra_graph(elements: BoundaryElements, count: int) -> hg.UndirectedGraph:
+    graph = hg.UndirectedGraph(count)
     graph.add_edges(elements.pairs[:, 0], elements.pairs[:, 1])
     return graph
 
 
-def _cut(tree: Tree, areas: Areas, limit: int) -> Ids:
-    """The piece 0..n-1, n <= limit, that each leaf of the tree falls into: int32 [S]."""
+def _cut(tree: Tree, areas: Indices, limit: int) -> Ids:
+    """Cut the tree into at most `limit` parts: the part of each leaf, int32 [S]."""
     leaves = len(areas)
     hierarchy = hg.Tree(tree.parents)
     sizes = hg.accumulate_sequential(hierarchy, areas.astype(np.float64), hg.Accumulators.sum)
     smaller = hg.accumulate_parallel(hierarchy, sizes, hg.Accumulators.min)
     smaller[:leaves] = 0
-    worth = tree.altitudes * np.sqrt(np.minimum(smaller, SPECK))
+    cost = tree.altitudes * np.sqrt(np.minimum(smaller, AREA_CAP))
     rising = hg.accumulate_and_max_sequential(
-        hierarchy, worth, np.zeros(leaves), hg.Accumulators.max
+        hierarchy, cost, np.zeros(leaves), hg.Accumulators.max
     )
     explorer = hg.HorizontalCutExplorer(hierarchy, rising)
     height = explorer.horizontal_cut_from_num_regions(limit, at_least=False).altitude()
     merged = rising[tree.parents] <= height
     merged[-1] = False
-    owner = hg.propagate_sequential(hierarchy, np.arange(len(merged)), merged)
-    return np.unique(owner[:leaves], return_inverse=True)[1].astype(np.int32)
+    root = hg.propagate_sequential(hierarchy, np.arange(len(merged)), merged)
+    return np.unique(root[:leaves], return_inverse=True)[1].astype(np.int32)
 
 
-def _lowest_common(tree: Tree, pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    found = hg.Tree(tree.parents).lowest_common_ancestor(pairs[:, 0], pairs[:, 1])
-    return np.asarray(found, dtype=np.int64)
-
-
-Members = npt.NDArray[np.bool_]
-
-SMALLEST = 30
-"""Pixels below which a node is no candidate."""
-
-COMBINED = 150
-"""The best nodes of each tree that are combined."""
-
-PAIRS = 1200
-"""Unions of two nodes kept for each tree."""
-
-PAIRS_GROWN = 250
-"""The best pairs of each tree that grow into triples."""
-
-TRIPLES = 600
-"""Unions of three nodes kept for each tree."""
-
-FILLED = 4000
-"""The best candidates whose holes are filled."""
-
-SHARES = (0.65, 0.25, 0.10)
-"""How many of the candidates are single nodes, pairs and triples."""
-
-
-@dataclass(frozen=True)
-class RegionGroups:
-    """N distinct candidate regions, the promising ones first.
-
-    Args:
-        members: their superpixels, [N, S].
-        parts: how many nodes each is the union of, 1..3, [N].
-        places: the place in the list of its kind, from 0 on, [N].
-    """
-
-    members: Members
-    parts: npt.NDArray[np.int64]
-    places: npt.NDArray[np.int64]
-
-
-def group(trees: Sequence[Tree], graph: SuperpixelGraph, limit: int) -> RegionGroups:
-    """At most `limit` candidates from trees of a graph's superpixels; the whole image is last."""
-    areas, elements = graph.areas, graph.elements
-    adjacent = np.zeros((len(areas), len(areas)), dtype=np.float32)
-    adjacent[elements.pairs[:, 0], elements.pairs[:, 1]] = 1
-    adjacent += adjacent.T
-    kinds: tuple[list[Members], ...] = ([], [], [])
-    for tree in trees:
-        for kind, found in zip(kinds, _of_tree(tree, adjacent, areas), strict=True):
-            kind.append(found)
-    merged = [_round_robin(kind, limit) for kind in kinds]
-    turn = [
-        (np.arange(len(found)) + 0.5) / share for found, share in zip(merged, SHARES, strict=True)
-    ]
-    order = np.argsort(np.concatenate(turn), kind="stable")[: limit - 1]
-    members = np.concatenate(merged)[order]
-    parts = np.repeat([1, 2, 3], [len(found) for found in merged])[order]
-    places = np.concatenate([np.arange(len(found)) for found in merged])[order]
-    filled = without_holes(members[:FILLED], elements, rim_of(graph.ids))
-    override = np.flatnonzero((filled != members[:FILLED]).any(axis=1))
-    members = np.concatenate([members, filled[override]])
-    parts, places = np.append(parts, parts[override]), np.append(places, places[override])
-    fresh = _first_of_each(members)
-    fresh = fresh[~members[fresh].all(axis=1)][: limit - 1]
-    return RegionGroups(
-        np.append(members[fresh], np.ones((1, len(areas)), dtype=bool), axis=0),
-        np.append(parts[fresh], 1),
-        np.append(places[fresh], len(merged[0])),
-    )
-
-
-def _of_tree(
-    tree: Tree, adjacent: npt.NDArray[np.float32], areas: npt.NDArray[np.int64]
+def _combine_nodes(
+    tree: Tree, adjacent: npt.NDArray[np.float32], areas: Indices
 ) -> tuple[Members, Members, Members]:
-    """Single nodes, pairs and triples of one tree, each list by falling survival."""
+    """Single nodes, pairs and triples of one tree, each by falling survival.
+
+    The survival of a node is the altitude at which it is merged with another; that of a union is
+    the lowest of its nodes.
+    """
     members = tree.members()
     survival = tree.altitudes[tree.parents]
-    large = np.flatnonzero(members[:-1] @ areas >= min(SMALLEST, areas.sum() / 100))
+    large = np.flatnonzero(members[:-1] @ areas >= min(MIN_NODE_AREA, areas.sum() / 100))
     nodes = large[np.argsort(-survival[large], kind="stable")]
-    top = nodes[:COMBINED]
+    top = nodes[:NODES_TO_COMBINE]
     inside = members[top].astype(np.float32)
     disjoint = inside @ inside.T == 0
     near = (inside @ adjacent @ inside.T > 0) & disjoint
     parents = np.where(np.bincount(tree.parents)[tree.parents] == 2, tree.parents, -1)[top]
     make_parent = (parents[:, None] == parents[None, :]) & (parents >= 0)
     first, second = np.nonzero(np.triu(near & ~make_parent))
-    # The nodes stand by falling survival: the later one of a pair is the one that says how good.
-    by_weakest = np.argsort(second, kind="stable")[:PAIRS]
-    first, second = first[by_weakest], second[by_weakest]
+    # Nodes are sorted by falling survival: the later node of a union determines its survival.
+    best = np.argsort(second, kind="stable")[:MAX_PAIRS]
+    first, second = first[best], second[best]
     pairs = members[top[first]] | members[top[second]]
-    first, second = first[:PAIRS_GROWN], second[:PAIRS_GROWN]
-    fits = (near[first] | near[second]) & disjoint[first] & disjoint[second]
-    fits &= np.arange(len(top)) > second[:, None]
-    pair, third = np.nonzero(fits)
-    by_weakest = np.argsort(third, kind="stable")[:TRIPLES]
-    pair, third = pair[by_weakest], third[by_weakest]
-    return members[nodes], pairs, pairs[pair] | members[top[third]]
+    first, second = first[:PAIRS_TO_EXTEND], second[:PAIRS_TO_EXTEND]
+    extends = (near[first] | near[second]) & disjoint[first] & disjoint[second]
+    extends &= np.arange(len(top)) > second[:, None]
+    pair, third = np.nonzero(extends)
+    best = np.argsort(third, kind="stable")[:MAX_TRIPLES]
+    return members[nodes], pairs, pairs[pair[best]] | members[top[third[best]]]
 
 
-def _round_robin(lists: Sequence[Members], limit: int) -> Members:
-    """The first of each list, then the second of each, and so on."""
-    turn = np.concatenate([np.arange(len(found)) for found in lists])
+def _interleave(lists: Sequence[Members], limit: int) -> Members:
+    """The first row of each list, then the second of each, and so on; at most `limit`."""
+    turn = np.concatenate([np.arange(len(rows)) for rows in lists])
     return np.concatenate(lists)[np.argsort(turn, kind="stable")[:limit]]
 
 
-def _first_of_each(members: Members) -> npt.NDArray[np.int64]:
+def _first_occurrences(members: Members) -> Indices:
     """The positions of the rows that equal no earlier row, rising."""
     packed = np.packbits(members, axis=1)
     keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}").ravel()
-    _, first = np.unique(keys, return_index=True)
-    return np.sort(first)
-
-
-Words = npt.NDArray[np.uint64]
-
-
-def without_holes(members: Members, elements: Elements, rim: npt.NDArray[np.bool_]) -> Members:
-    """The regions [N, S] with their holes filled.
-
-    A superpixel lies in a hole if no path outside of the region leads from it to the rim of the
-    image. All regions are flooded from the rim at once, 64 of them in every machine word.
-
-    Args:
-        rim: whether a superpixel touches a side of the image, [S].
-    """
-    free = _packed(~members)
-    reached = free * rim[:, None]
-    ends = np.concatenate([elements.pairs, elements.pairs[:, ::-1]])
-    ends = ends[np.argsort(ends[:, 1], kind="stable")]
-    targets, starts = np.unique(ends[:, 1], return_index=True)
-    while len(targets):
-        arriving = np.bitwise_or.reduceat(reached[ends[:, 0]], starts, axis=0)
-        fresh = reached[targets] | (arriving & free[targets])
-        if (fresh == reached[targets]).all():
-            break
-        reached[targets] = fresh
-    outside = np.unpackbits(reached.view(np.uint8), axis=1, count=len(members)).T
-    return outside == 0
-
-
-def rim_of(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-    """Which superpixels of a map [H, W] touch a side of the image, [S]."""
-    rim = np.zeros(int(ids.max()) + 1, dtype=bool)
-    for side in (ids[0], ids[-1], ids[:, 0], ids[:, -1]):
-        rim[side] = True
-    return rim
-
-
-def _packed(members: Members) -> Words:
-    """M [N, S] as bits, [S, ceil(N / 64)]: one row a superpixel."""
-    count = -(-len(members) // 64) * 64
-    rows = np.zeros((members.shape[1], count), dtype=bool)
-    rows[:, : len(members)] = members.T
-    return np.packbits(rows, axis=1).view(np.uint64)
+    return np.sort(np.unique(keys, return_index=True)[1])

@@ -1,7 +1,7 @@
-"""Regions that other programs made: MCG and COB files of MATLAB, masks as COCO RLE JSON.
+"""Imported region proposals: MATLAB files of MCG and COB, and masks as COCO RLE JSON.
 
-A source finds what there is for an image; what it finds can be handed to another process and turned
-into a region set there. All is exact.
+The proposals of an image are looked up first and can then be decoded in another process. The
+regions are exactly the imported masks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import scipy.io
 
 from annocoin import masks
 from annocoin.data.dataset import LabelledImage, LabelledImages
-from annocoin.data.images import inside
+from annocoin.data.images import safe_join
 from annocoin.data.parsing import field, finite
 from annocoin.errors import InputError, brief
 from annocoin.files import read_json
@@ -24,40 +24,64 @@ from annocoin.masks import RLE, Size
 from annocoin.regions.region_set import RegionSet, regions_of_masks
 
 Edges = npt.NDArray[np.floating]
+Entries = list[tuple[str, Any]]
+"""Masks of a JSON file, each with its location for error messages."""
 
 
-class Found(Protocol):
-    """The proposals of one image, not yet read."""
+@dataclass(frozen=True)
+class ImageProposals:
+    """The proposals of one image, not yet decoded.
+
+    Args:
+        path: a MATLAB file (.mat) of MCG or COB, or a JSON file.
+        entries: those of the image in a JSON file of all images; None if the file has one image.
+    """
+
+    path: Path
+    entries: Entries | None = None
 
     def regions(self, size: Size, edges: Edges | None = None) -> RegionSet:
-        """Them as a region set; `edges` [H, W] give the masses on their borders."""
+        """The region set; `edges` [H, W] determine the edge strength of its borders."""
+        if self.path.suffix == ".mat":
+            return read_mat(self.path, size, edges)
+        entries = _json_entries(self.path) if self.entries is None else self.entries
+        rles, scores = [], []
+        for i, (where, entry) in enumerate(entries):
+            rle = masks.from_json(field(entry, "segmentation", object, where), size, where)
+            if not masks.areas([rle])[0]:
+                raise InputError(f"{where}: an empty mask")
+            score = entry.get("score", entry.get("predicted_iou", 1 - i / len(entries)))
+            rles.append(rle)
+            scores.append(finite(score, f"{where}: score"))
+        return _by_score(rles, np.asarray(scores), size, edges)
 
 
-class Source(Protocol):
-    """Where regions come from, instead of our own proposals."""
+class ProposalSource(Protocol):
+    """Proposals of a dataset, by image."""
 
-    def find(self, image: LabelledImage) -> Found: ...
+    def find(self, image: LabelledImage) -> ImageProposals: ...
 
 
-def open_source(text: str, images: LabelledImages) -> Source:
-    """The source that "mcg:DIR" or "coco:FILE" names, for the images of a dataset."""
-    kind, _, path = text.partition(":")
-    if kind not in ("mcg", "coco") or not path:
-        raise InputError(f"--from {text}; expected mcg:DIR or coco:FILE")
-    if not Path(path).exists():
+def open_proposals(source: str, images: LabelledImages) -> ProposalSource:
+    """Open "mcg:DIR" or "coco:FILE" for the images of a dataset; for COCO, DIR is possible too."""
+    kind, _, name = source.partition(":")
+    path = Path(name)
+    if kind not in ("mcg", "coco") or not name:
+        raise InputError(f"--from {source}; expected mcg:DIR or coco:FILE")
+    if not path.exists():
         raise InputError(f"{path}: no such file or folder")
-    if kind == "mcg":
-        if not Path(path).is_dir():
-            raise InputError(f"{path}: not a folder; expected one .mat file an image in it")
-        return _Folder(Path(path), ".mat", images)
-    return _Folder(Path(path), ".json", images) if Path(path).is_dir() else _JsonOfAll(Path(path))
+    if kind == "mcg" and not path.is_dir():
+        raise InputError(f"{path}: not a folder; expected one with a .mat file for each image")
+    if path.is_dir():
+        return _Folder(path, ".mat" if kind == "mcg" else ".json", images)
+    return _JsonFile(path)
 
 
 class _Folder:
-    """A file for each image: MCG or COB (.mat), or a list of masks as SAM writes it (.json).
+    """One file per image: MCG or COB (.mat), or a list of masks as SAM writes it (.json).
 
-    It is called as the image, in the same subfolder; or without subfolders, where no two images of
-    the dataset have the same name.
+    Files have the names and subfolders of the images. If the names alone are unique, the files may
+    also lie directly in the folder.
     """
 
     def __init__(self, folder: Path, suffix: str, images: LabelledImages) -> None:
@@ -65,82 +89,41 @@ class _Folder:
         names = [Path(image.file_name).stem for image in images]
         self.flat = len(set(names)) == len(names)
 
-    def find(self, image: LabelledImage) -> Found:
-        path = inside(self.folder, image.file_name, str(self.folder)).with_suffix(self.suffix)
+    def find(self, image: LabelledImage) -> ImageProposals:
+        path = safe_join(self.folder, image.file_name, str(self.folder)).with_suffix(self.suffix)
         if self.flat and not path.is_file():
             path = self.folder / path.name
         if not path.is_file():
             raise InputError(f"{path}: no such file")
-        return MatFile(path) if self.suffix == ".mat" else JsonFile(path)
+        return ImageProposals(path)
 
 
-class _JsonOfAll:
+class _JsonFile:
     """One file for all images: ``[{"image_id", "segmentation", "score"}, ...]``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.entries: dict[str, list[tuple[str, Any]]] = {}
-        for where, entry in _listed(path):
+        self.entries: dict[str, Entries] = {}
+        for where, entry in _json_entries(path):
             image_id = field(entry, "image_id", object, where)
             self.entries.setdefault(str(image_id), []).append((where, entry))
 
-    def find(self, image: LabelledImage) -> Found:
+    def find(self, image: LabelledImage) -> ImageProposals:
         if str(image.image_id) not in self.entries:
             raise InputError(
                 f"{self.path}: no masks for the image {image.image_id!r}; "
                 f"it has such ids as {next(iter(self.entries))!r}"
             )
-        return JsonMasks(self.entries[str(image.image_id)])
-
-
-@dataclass(frozen=True)
-class MatFile:
-    """A file of MCG or COB."""
-
-    path: Path
-
-    def regions(self, size: Size, edges: Edges | None = None) -> RegionSet:
-        return read_mat(self.path, size, edges)
-
-
-@dataclass(frozen=True)
-class JsonFile:
-    """A file with the masks of one image."""
-
-    path: Path
-
-    def regions(self, size: Size, edges: Edges | None = None) -> RegionSet:
-        return JsonMasks(_listed(self.path)).regions(size, edges)
-
-
-@dataclass(frozen=True)
-class JsonMasks:
-    """Masks as COCO RLEs with where each stands, for messages.
-
-    Where there is no "score", SAM's "predicted_iou" is it, else they are ranked as they stand.
-    """
-
-    entries: list[tuple[str, Any]]
-
-    def regions(self, size: Size, edges: Edges | None = None) -> RegionSet:
-        rles, scores = [], []
-        for place, (where, entry) in enumerate(self.entries):
-            rle = masks.from_json(field(entry, "segmentation", object, where), size, where)
-            if not masks.areas([rle])[0]:
-                raise InputError(f"{where}: an empty mask")
-            score = entry.get("score", entry.get("predicted_iou", 1 - place / len(self.entries)))
-            rles.append(rle)
-            scores.append(finite(score, f"{where}: score"))
-        return _by_score(rles, np.asarray(scores), size, edges)
+        return ImageProposals(self.path, self.entries[str(image.image_id)])
 
 
 def read_mat(path: Path, size: Size, edges: Edges | None = None) -> RegionSet:
     """The proposals in one file of MCG or COB, by falling score.
 
-    Read are MCG's own output (a struct whose name begins with "candidates"), the downloads (the
-    same fields at the top), and COB's cells of masks. MCG: `superpixels`, any numbers [H, W];
-    `labels`, a cell with the superpixels' numbers of each region; `scores` [P], if there are any.
-    COB: `maskmat`, a cell of P masks [H, W], and `scores`.
+    Supported are MCG's output (a struct whose name begins with "candidates"), its downloads (the
+    same fields at the top level), and COB's cells of masks. MCG: `superpixels`, any numbers [H, W];
+    `labels`, a cell with the superpixels of each region; `scores` [P], optional. COB: `maskmat`, a
+    cell of P masks [H, W], and `scores`.
     """
     content = _load_mat(path)
     for struct in [value for name, value in content.items() if name.startswith("candidates")]:
@@ -152,30 +135,30 @@ def read_mat(path: Path, size: Size, edges: Edges | None = None) -> RegionSet:
         return _by_score(rles, _scores(content, len(rles), path), size, edges)
     for name in ("superpixels", "labels"):
         if name not in content:
-            found = [key for key in content if not key.startswith("__")]
+            names = [key for key in content if not key.startswith("__")]
             raise InputError(
-                f"{path}: no {name!r} in it, found {brief(found)}; expected MCG's superpixels and "
+                f"{path}: no {name!r} in it, found {brief(names)}; expected MCG's superpixels and "
                 "labels, or COB's maskmat"
             )
-    ids, members = _from_labels(content["superpixels"], content["labels"], size, path)
+    ids, members = _cell_members(content["superpixels"], content["labels"], size, path)
     scores = _scores(content, len(members), path)
     order = np.argsort(-scores, kind="stable")
     return RegionSet.of(ids, members[order], scores=scores[order], edges=edges)
 
 
 def _load_mat(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
     try:
         content: dict[str, Any] = scipy.io.loadmat(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
     except NotImplementedError:
         raise InputError(f"{path}: MATLAB's format 7.3; save it with -v7 in MATLAB") from None
-    except Exception as error:  # scipy's reader raises whatever it stumbles over
+    except Exception as error:  # scipy's reader raises exceptions of many kinds
         raise InputError(f"{path}: broken .mat file ({error})") from None
     return content
 
 
-def _from_labels(
+def _cell_members(
     superpixels: Any, labels: Any, size: Size, path: Path
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Ids 0..S-1 and membership [P, S] from MCG's map and its cells of superpixel numbers."""
@@ -186,29 +169,30 @@ def _from_labels(
     numbers, ids = np.unique(superpixels, return_inverse=True)
     cells = [np.asarray(cell).ravel() for cell in np.asarray(labels, dtype=object).ravel()]
     members = np.zeros((len(cells), len(numbers)), dtype=bool)
-    for i, (row, cell) in enumerate(zip(members, cells, strict=True)):
-        own = np.asarray(cell[0]).ravel() if cell.dtype == object and len(cell) == 1 else cell
-        if own.dtype.kind not in "iuf" or not len(own) or not np.isin(own, numbers).all():
+    for i, cell in enumerate(cells):
+        if cell.dtype == object and len(cell) == 1:  # a cell in a cell, as in some downloads
+            cell = np.asarray(cell[0]).ravel()
+        if cell.dtype.kind not in "iuf" or not len(cell) or not np.isin(cell, numbers).all():
             raise InputError(
-                f"{path}: region {i} has the superpixels {brief(own.tolist())}; "
+                f"{path}: region {i} has the superpixels {brief(cell.tolist())}; "
                 f"the map has {numbers[0]:g}..{numbers[-1]:g}"
             )
-        row[np.searchsorted(numbers, own)] = True
+        members[i, np.searchsorted(numbers, cell)] = True
     return ids.reshape(size), members
 
 
 def _cell_masks(cells: Any, size: Size, path: Path) -> list[RLE]:
-    found = []
+    rles = []
     for i, cell in enumerate(np.asarray(cells, dtype=object).ravel()):
         mask = np.asarray(cell)
         if mask.shape != size or mask.dtype.kind not in "biuf" or not mask.any():
             raise InputError(f"{path}: mask {i} is empty or {mask.shape}; the image is {size}")
-        found += masks.encode(mask[None] != 0)
-    return found
+        rles += masks.encode(mask[None] != 0)
+    return rles
 
 
 def _scores(content: dict[str, Any], count: int, path: Path) -> npt.NDArray[np.float64]:
-    """The scores of the file; falling ones if it has none."""
+    """The scores of the file; falling from 1 to 0 if it has none."""
     if "scores" not in content:
         return np.linspace(1, 0, count + 1)[:-1]
     scores = np.asarray(content["scores"]).ravel()
@@ -224,8 +208,7 @@ def _by_score(
     return regions_of_masks([rles[i] for i in order], size, scores=scores[order], edges=edges)
 
 
-def _listed(path: Path) -> list[tuple[str, Any]]:
-    """The masks of a JSON file, each with where it stands."""
+def _json_entries(path: Path) -> Entries:
     content = read_json(path)
     if isinstance(content, dict) and isinstance(content.get("annotations"), list):
         content = content["annotations"]

@@ -1,4 +1,4 @@
-"""From an image to its regions: boundaries, superpixels, trees, candidates, ranking, selection."""
+"""Region proposals: boundaries, superpixels, hierarchies, candidates, ranking and selection."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from annocoin.backbones import Image
 from annocoin.errors import check_choice, check_positive
 from annocoin.regions.boundaries import (
     KINDS,
@@ -21,35 +22,40 @@ from annocoin.regions.boundaries import (
     lab_gradient,
 )
 from annocoin.regions.hierarchy import (
-    RegionGroups,
     Tree,
     average_linkage,
-    group,
-    superpixels,
+    candidate_regions,
     volume_watershed,
+    watershed_superpixels,
 )
 from annocoin.regions.ranking import Ranker
 from annocoin.regions.region_set import RegionSet
-from annocoin.regions.superpixel_graph import Elements, SuperpixelGraph
+from annocoin.regions.superpixel_graph import BoundaryElements, SuperpixelGraph
 
-Image = npt.NDArray[np.uint8]
+Indices = Sequence[int] | npt.NDArray[np.int64]
 Number = TypeVar("Number", bound=np.generic)
 
-LIMIT = 1000
-"""The most regions of an image, if not said otherwise."""
+DEFAULT_LIMIT = 1000
+"""Default maximum number of regions per image."""
 
-COLOUR_IN_CUT = 0.1
-"""How much of the Lab gradient is added to the boundaries before superpixels are cut."""
+GRADIENT_WEIGHT = 0.1
+"""Weight of the Lab gradient that is added to the boundaries for the superpixels."""
+
+SELECTION_ROUNDS = ((100, 0.65), (300, 0.75), (600, 0.8), (1_000_000, 0.85), (1_000_000, 0.95))
+"""(number of regions up to which a round selects, greatest IoU of two of them). The first rounds
+cover the image, later ones refine; the last one is for images with few candidates."""
+
+SELECTION_BLOCK = 256
 
 
 @dataclass(frozen=True)
 class RegionOptions:
-    """How the regions of a folder are made.
+    """How the regions of a dataset are computed.
 
     Args:
         boundaries: the boundary detector.
-        limit: the most regions of an image; default 1,000 of our own, and all that others made.
-        source: "mcg:DIR" or "coco:FILE" if they are somebody else's.
+        limit: maximum number of regions per image; default 1,000, or all imported ones.
+        source: "mcg:DIR" or "coco:FILE" to import proposals of other programs.
     """
 
     boundaries: DetectorKind = "network"
@@ -64,12 +70,12 @@ class RegionOptions:
 
 @dataclass(frozen=True)
 class Analysis:
-    """An image taken apart, before regions are chosen.
+    """Boundaries, superpixels and hierarchies of an image, at the size they were computed.
 
     Args:
-        edges: the probability of a boundary, on average over the scales, float32 [H, W].
-        graph: its superpixels.
-        trees: how they merge; the first tree is the ultrametric contour map of `edges`.
+        edges: the mean boundary probability over the scales, float32 [H, W].
+        graph: the superpixels.
+        trees: hierarchies of the superpixels; the contour map of the first is that of `edges`.
     """
 
     edges: npt.NDArray[np.float32]
@@ -79,14 +85,14 @@ class Analysis:
 
 @dataclass(frozen=True)
 class RegionProposer:
-    """Image to `RegionSet`. Made once, called for many images.
+    """Image to `RegionSet`.
 
     Args:
-        detector: finds the boundaries.
-        ranker: orders the regions.
-        limit: the most regions of an image.
-        superpixels: the most superpixels of an image.
-        candidates: the most regions that are looked at, before duplicates go, to choose from.
+        detector: the boundary detector.
+        ranker: scores the candidates.
+        limit: maximum number of regions per image.
+        superpixels: maximum number of superpixels per image.
+        candidates: maximum number of candidates that are ranked per image.
 
     Example:
         >>> propose = RegionProposer(BoundaryDetector("gradient"), limit=20)
@@ -100,7 +106,7 @@ class RegionProposer:
 
     detector: BoundaryDetector = field(default_factory=BoundaryDetector)
     ranker: Ranker = field(default_factory=Ranker)
-    limit: int = LIMIT
+    limit: int = DEFAULT_LIMIT
     superpixels: int = 600
     candidates: int = 9000
 
@@ -109,44 +115,46 @@ class RegionProposer:
             check_positive(name, getattr(self, name))
 
     def __call__(self, image: Image) -> RegionSet:
-        """The regions of an RGB image, uint8 [H, W, 3], the best first, the whole image last."""
-        return self.choose(self.analyse(image), image.shape[:2])
+        """The regions of an RGB image, uint8 [H, W, 3], best first, the whole image last."""
+        return self.select(self.analyse(image), image.shape[:2])
 
     def analyse(self, image: Image) -> Analysis:
-        """Boundaries, superpixels and trees. Long images are first reduced to 800 pixels."""
+        """Boundaries, superpixels and hierarchies of the image, reduced to 800 pixels if larger."""
         check_image(image)
-        small = shrunk(image)
+        small = limit_size(image)
         maps = self.detector(small)
-        graph = superpixel_graph(small, maps, self.superpixels)
-        return Analysis(maps.mean(axis=0), graph, make_trees(graph))
+        graph = build_graph(small, maps, self.superpixels)
+        return Analysis(maps.mean(axis=0), graph, build_trees(graph))
 
-    def choose(self, analysis: Analysis, size: Sequence[int]) -> RegionSet:
-        """RegionGroups, ranked and selected, as regions of an image of `size`."""
+    def select(self, analysis: Analysis, size: Sequence[int]) -> RegionSet:
+        """The best candidates that differ enough, as regions of an image of `size`."""
         graph = analysis.graph
-        candidates = group(analysis.trees, graph, self.candidates)
+        candidates = candidate_regions(analysis.trees, graph, self.candidates)
         scores = self.ranker(graph, candidates)
-        chosen = best_and_whole(graph, candidates, scores, self.limit)
+        order = np.argsort(-scores[:-1], kind="stable")  # the last candidate is the whole image
+        best = order[select_diverse(candidates.members[order], graph.areas, self.limit - 1)]
+        selected = np.append(best, len(scores) - 1)
         return RegionSet.of(
-            enlarged(graph.ids, size),
-            candidates.members[chosen],
-            # The order counts, also for those who sort by score.
-            scores=np.clip(np.minimum.accumulate(scores[chosen]), 0, 1),
-            edges=enlarged(analysis.edges, size),
+            upsample(graph.ids, size),
+            candidates.members[selected],
+            # Later rounds may select better candidates: falling scores keep the order of selection.
+            scores=np.clip(np.minimum.accumulate(scores[selected]), 0, 1),
+            edges=upsample(analysis.edges, size),
         )
 
 
-def shrunk(image: Image) -> Image:
-    """The image, no longer than 800 pixels."""
+def limit_size(image: Image) -> Image:
+    """The image, reduced to a longest side of 800 pixels if it is larger."""
     height, width = image.shape[:2]
-    fit = MAX_SIDE / max(height, width)
-    if fit >= 1:
+    scale = MAX_SIDE / max(height, width)
+    if scale >= 1:
         return image
-    size = (max(1, round(width * fit)), max(1, round(height * fit)))
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
     return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), dtype=np.uint8)
 
 
-def enlarged(values: npt.NDArray[Number], size: Sequence[int]) -> npt.NDArray[Number]:
-    """A map [h, w] at a larger size, each value repeated."""
+def upsample(values: npt.NDArray[Number], size: Sequence[int]) -> npt.NDArray[Number]:
+    """A map [h, w] enlarged to `size` by repeating its values."""
     if values.shape == tuple(size):
         return values
     rows, columns = (
@@ -155,113 +163,67 @@ def enlarged(values: npt.NDArray[Number], size: Sequence[int]) -> npt.NDArray[Nu
     return values[rows[:, None], columns[None, :]]
 
 
-def superpixel_graph(image: Image, maps: Maps, limit: int) -> SuperpixelGraph:
-    """Superpixels and what is known about their borders, from boundary maps [K, H, W]."""
+def build_graph(image: Image, maps: Maps, limit: int) -> SuperpixelGraph:
+    """At most `limit` superpixels and their borders, from boundary maps [K, H, W]."""
     average = maps.mean(axis=0)
-    ids = superpixels(average + COLOUR_IN_CUT * lab_gradient(image), limit)
-    elements = Elements.of(ids)
-    strengths = [elements.masses(edges) / elements.lengths for edges in (average, *maps)]
+    ids = watershed_superpixels(average + GRADIENT_WEIGHT * lab_gradient(image), limit)
+    elements = BoundaryElements.of(ids)
+    strengths = [elements.edge_strength(edges) / elements.lengths for edges in (average, *maps)]
     return SuperpixelGraph(image, ids, elements, np.stack(strengths))
 
 
-def make_trees(graph: SuperpixelGraph) -> list[Tree]:
-    """Trees that merge the superpixels in different orders; different ones find different objects.
+def build_trees(graph: SuperpixelGraph) -> list[Tree]:
+    """Hierarchies with different merging orders, which contain different objects.
 
-    By the mean strength of borders: on average over the scales, at each but the coarsest, and half
-    by colour. By volume, a watershed hierarchy: small and faint pieces merge first.
+    Average linkage by the border strength of the average map, of each scale but the coarsest, and
+    of the average map combined with colour; and a watershed hierarchy by volume.
     """
-    average, scales = graph.strengths[0], graph.strengths[2:]
-    weights = [average, *scales, (average + graph.colour_differences) / 2]
+    average, fine_scales = graph.mean_strength[0], graph.mean_strength[2:]
+    weights = [average, *fine_scales, (average + graph.colour_differences) / 2]
     trees = [average_linkage(graph.elements, weight, graph.areas) for weight in weights]
     return [*trees, volume_watershed(graph.elements, average, graph.areas)]
 
 
-def best_and_whole(
-    graph: SuperpixelGraph, candidates: RegionGroups, scores: npt.NDArray[np.float32], limit: int
-) -> npt.NDArray[np.int64]:
-    """Positions of the regions to keep: the best that differ enough, and the whole image last."""
-    order = np.argsort(-scores, kind="stable")
-    whole = len(scores) - 1
-    order = order[order != whole]
-    kept = order[select(candidates.members[order], graph.areas, limit - 1)]
-    return np.append(kept, whole)
-
-
-ROUNDS = ((100, 0.65), (300, 0.75), (600, 0.8), (1_000_000, 0.85), (1_000_000, 0.95))
-"""(until so many are chosen, the IoU that two of them may have). The first ones cover the image,
-those after them refine; the last round is for images with few candidates."""
-
-SELECTION_BLOCK = 256
-
-
-def select(
+def select_diverse(
     members: npt.NDArray[np.bool_],
     areas: npt.NDArray[np.int64],
     limit: int,
-    rounds: Sequence[tuple[int, float]] = ROUNDS,
+    rounds: Sequence[tuple[int, float]] = SELECTION_ROUNDS,
 ) -> npt.NDArray[np.int64]:
-    """Positions of at most `limit` candidates, in the order in which they were chosen.
+    """Indices of at most `limit` candidates, in the order of selection.
 
-    Each round walks through the candidates that are left, best first, and takes those whose IoU
-    with everything taken before is at most the round's.
+    Each round is a greedy non-maximum suppression: it goes through the remaining candidates, best
+    first, and selects those whose IoU with every selected one is at most that of the round.
 
     Args:
-        members: candidates by falling worth, [N, S].
+        members: candidates by falling score, [N, S].
         areas: pixels of each superpixel, [S].
     """
-    chosen = _Chosen(members, areas, limit)
-    for until, most in rounds:
-        rest = np.flatnonzero(chosen.worst <= most)
-        for start in range(0, len(rest), SELECTION_BLOCK):
-            if len(chosen) >= min(until, limit):
+    inside, weights = members.astype(np.float32), areas.astype(np.float32)
+    sizes = inside @ weights
+    greatest = np.zeros(len(members), dtype=np.float32)  # known IoU with a selected candidate
+    compared = np.zeros(len(members), dtype=np.int64)  # with how many of the selected ones
+    selected: list[int] = []
+
+    def iou(rows: Indices, columns: Indices) -> npt.NDArray[np.float32]:
+        common = inside[rows] @ (inside[columns] * weights).T
+        return np.asarray(common / (sizes[rows][:, None] + sizes[columns] - common))
+
+    for until, max_iou in rounds:
+        until = min(until, limit)
+        remaining = np.flatnonzero(greatest <= max_iou)
+        for start in range(0, len(remaining), SELECTION_BLOCK):
+            if len(selected) >= until:
                 break
-            chosen.take(rest[start : start + SELECTION_BLOCK], most, min(until, limit))
-    return np.asarray(chosen.positions, dtype=np.int64)
-
-
-class _Chosen:
-    """What was taken so far, and for each candidate the greatest IoU with it that is known."""
-
-    def __init__(
-        self, members: npt.NDArray[np.bool_], areas: npt.NDArray[np.int64], limit: int
-    ) -> None:
-        self.members = members.astype(np.float32)
-        self.weights = areas.astype(np.float32)
-        self.sizes = self.members @ self.weights
-        self.worst = np.zeros(len(members), dtype=np.float32)
-        self.compared = np.zeros(len(members), dtype=np.int64)  # with so many of the taken ones
-        self.positions: list[int] = []
-        self._weighted = np.empty((min(limit, len(members)), members.shape[1]), dtype=np.float32)
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def take(self, block: npt.NDArray[np.int64], most: float, until: int) -> None:
-        """Take from the candidates of `block`, in their order, what differs enough."""
-        begin = int(self.compared[block].min())
-        if begin < len(self):
-            overlap = self._iou(block, np.asarray(self.positions[begin:]), begin)
-            self.worst[block] = np.maximum(self.worst[block], overlap.max(axis=1))
-            self.compared[block] = len(self)
-        block = block[self.worst[block] <= most]
-        weighted = self.members[block] * self.weights
-        common = weighted @ self.members[block].T
-        sizes = self.sizes[block]
-        among = common / (sizes[:, None] + sizes[None, :] - common)
-        worst = self.worst[block]
-        for i, position in enumerate(block.tolist()):
-            if worst[i] > most:
-                continue
-            self._weighted[len(self)] = weighted[i]
-            self.positions.append(position)
-            np.maximum(worst, among[i], out=worst)  # with itself 1: never taken again
-            if len(self) >= until:
-                break
-        self.worst[block] = worst
-
-    def _iou(
-        self, block: npt.NDArray[np.int64], taken: npt.NDArray[np.int64], begin: int
-    ) -> npt.NDArray[np.float32]:
-        common = self.members[block] @ self._weighted[begin : begin + len(taken)].T
-        union = self.sizes[block][:, None] + self.sizes[taken][None, :] - common
-        return np.asarray(common / union, dtype=np.float32)
+            block = remaining[start : start + SELECTION_BLOCK]
+            if new := selected[compared[block].min() :]:
+                greatest[block] = np.maximum(greatest[block], iou(block, new).max(axis=1))
+                compared[block] = len(selected)
+            block = block[greatest[block] <= max_iou]
+            within = iou(block, block)
+            for i, candidate in enumerate(block.tolist()):
+                if greatest[candidate] <= max_iou and len(selected) < until:
+                    selected.append(candidate)
+                    # Its IoU with itself is 1, so that it is not selected again.
+                    greatest[block] = np.maximum(greatest[block], within[i])
+    return np.asarray(selected, dtype=np.int64)

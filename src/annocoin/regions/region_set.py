@@ -1,8 +1,8 @@
-"""RegionSet: the regions of one image, each a set of superpixels, and what can be asked of them."""
+"""RegionSet: the regions of one image as sets of superpixels, with mask operations on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -15,36 +15,36 @@ from torchvision.ops import box_iou
 
 from annocoin import masks as rle
 from annocoin.errors import check_choice
-from annocoin.masks import RLE, Size, decode
+from annocoin.masks import RLE, Size
 from annocoin.regions import algebra
-from annocoin.regions.superpixel_graph import Elements
+from annocoin.regions.superpixel_graph import BoundaryElements
 from annocoin.types import as_rles
 
 Over = Literal["image", "region", "sum"]
+Masks = Sequence[RLE] | Tensor | npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, eq=False)
 class RegionSet:
-    """P regions over S superpixels of one image, the most promising first. Made by `RegionSet.of`.
+    """P regions over S superpixels of one image, best first. Built by `RegionSet.of`.
 
-    All tensors are on one device; `to` moves them. Nothing but `masks` makes a [P, H, W] tensor.
-    `write_regions` and `read_regions` keep it in a file.
+    All tensors are on one device; `to` moves them. Only `masks` creates a [P, H, W] tensor.
 
     Args:
         superpixels: the id 0..S-1 of every pixel, int32 [H, W].
-        membership: which superpixels make up a region, bool [P, S]; M in `algebra.py`.
-        scores: the expected overlap with an object of any class, in 0..1 if the regions are our
-            own, falling, float32 [P]; or what another program says.
-        elements: the E pairs of superpixels a < b that touch, int64 [E, 2].
-        lengths: the length of each such border in pixel sides, float32 [E].
-        masses: the edge mass on it, float32 [E]; zeros if nothing is known about edges.
+        membership: which superpixels belong to a region, M in `algebra.py`, bool [P, S].
+        scores: falling, float32 [P]; for annocoin's own regions the expected IoU with an object of
+            any class, in 0..1.
+        elements: the E pairs of adjacent superpixels a < b, int64 [E, 2].
+        lengths: the length of each border in pixel sides, float32 [E].
+        edge_strength: boundary probability summed along each border, float32 [E]; zeros if unknown.
 
     Example:
         >>> halves = np.array([[0, 0, 1, 1]] * 4)
         >>> regions = RegionSet.of(halves, [[1, 0], [0, 1], [1, 1]], edges=np.full((4, 4), 0.5))
         >>> regions.areas.tolist(), regions.boxes[1].tolist()
         ([8, 8, 16], [2.0, 0.0, 4.0, 4.0])
-        >>> regions.iou()[0].tolist(), regions.edge_mass()[0].tolist()
+        >>> regions.iou()[0].tolist(), regions.edge_strength_between()[0].tolist()
         ([1.0, 0.0, 0.5], [0.0, 2.0, 2.0])
     """
 
@@ -53,7 +53,7 @@ class RegionSet:
     scores: Tensor
     elements: Tensor
     lengths: Tensor
-    masses: Tensor
+    edge_strength: Tensor
 
     @classmethod
     def of(
@@ -63,59 +63,60 @@ class RegionSet:
         *,
         scores: npt.ArrayLike | Tensor | None = None,
         edges: npt.NDArray[np.floating] | None = None,
-        masses: npt.ArrayLike | None = None,
+        edge_strength: npt.ArrayLike | None = None,
     ) -> RegionSet:
         """A region set from a map [H, W] of ids 0..S-1, all of them used, and M [P, S].
 
         Args:
-            scores: [P]; falling from 1 to 0 in the order given, if not given.
+            scores: [P]; default falling from 1 to 0.
             edges: the probability of a boundary at every pixel, [H, W].
-            masses: the edge mass of every element, [E], where it is known already.
+            edge_strength: [E], instead of `edges`.
         """
         ids = _array(superpixels)
         members = _array(membership).astype(bool)
         _check(ids, members)
-        elements = Elements.of(ids)
+        elements = BoundaryElements.of(ids)
         if edges is not None and edges.shape != ids.shape:
             raise ValueError(f"edges of shape {edges.shape}; the superpixels are {ids.shape}")
-        if masses is None:
-            masses = elements.masses(edges) if edges is not None else np.zeros(len(elements.pairs))
+        if edge_strength is None:
+            edge_strength = (
+                np.zeros(len(elements.pairs)) if edges is None else elements.edge_strength(edges)
+            )
         if scores is None:
             scores = np.linspace(1, 0, len(members) + 1)[:-1]
-        found = cls(
+        regions = cls(
             superpixels=torch.from_numpy(ids.astype(np.int32)),
             membership=torch.from_numpy(members),
             scores=torch.tensor(_array(scores), dtype=torch.float32),
             elements=torch.from_numpy(elements.pairs),
             lengths=torch.from_numpy(elements.lengths).float(),
-            masses=torch.tensor(_array(masses), dtype=torch.float32),
+            edge_strength=torch.tensor(_array(edge_strength), dtype=torch.float32),
         )
-        if found.scores.shape != (len(members),) or found.masses.shape != found.lengths.shape:
-            raise ValueError(
-                f"scores of shape {tuple(found.scores.shape)}, masses of "
-                f"{tuple(found.masses.shape)}; expected ({len(members)},), {len(elements.pairs)}"
-            )
-        if not (found.scores.isfinite().all() and found.masses.isfinite().all()):
-            raise ValueError("scores or masses are NaN or infinite; expected finite numbers")
-        return found
+        for name, count in (("scores", len(members)), ("edge_strength", len(elements.pairs))):
+            values = getattr(regions, name)
+            if values.shape != (count,):
+                raise ValueError(f"{name} of shape {tuple(values.shape)}; expected ({count},)")
+            if not values.isfinite().all():
+                raise ValueError(f"{name}: NaN or infinite; expected finite numbers")
+        return regions
 
     def __len__(self) -> int:
         return len(self.membership)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> RegionSet:
-        """The chosen regions over the same superpixels: a position, slice, list, or bool [P]."""
+        """Some of the regions over the same superpixels, by index, slice, list, or bool [P]."""
         if isinstance(index, Tensor):
             index = index.tolist()
-        chosen = np.atleast_1d(np.arange(len(self))[index])
-        positions = torch.from_numpy(chosen.copy()).to(self.device)
-        return replace(self, membership=self.membership[positions], scores=self.scores[positions])
+        positions = np.atleast_1d(np.arange(len(self))[index]).copy()
+        chosen = torch.from_numpy(positions).to(self.device)
+        return replace(self, membership=self.membership[chosen], scores=self.scores[chosen])
 
     def __repr__(self) -> str:
         height, width = self.size
         return f"RegionSet({len(self)} over {self.membership.shape[1]} in {height}x{width})"
 
     def to(self, device: torch.device | str) -> RegionSet:
-        """The same on another device."""
+        """The same regions on another device."""
         moved: dict[str, Any] = {f.name: getattr(self, f.name).to(device) for f in fields(self)}
         return RegionSet(**moved)
 
@@ -141,8 +142,8 @@ class RegionSet:
     @cached_property
     def boxes(self) -> Tensor:
         """Tight boxes, float32 [P, 4], right and lower edge exclusive."""
-        own = algebra.superpixel_boxes(self.superpixels, self.membership.shape[1])
-        return algebra.region_boxes(self.membership, own).float()
+        boxes = algebra.superpixel_boxes(self.superpixels, self.membership.shape[1])
+        return algebra.region_boxes(self.membership, boxes).float()
 
     def intersections(self) -> Tensor:
         """Pixels that two regions have in common, [P, P]."""
@@ -153,14 +154,14 @@ class RegionSet:
         return algebra.iou(self.intersections(), self.areas, self.areas)
 
     def containment(self) -> Tensor:
-        """The share of region u that lies in region v, float32 [P, P].
+        """The fraction of region u that lies in region v, float32 [P, P].
 
         The greater of it and its transpose is the intersection over the smaller area.
         """
         return (self.intersections() / self.areas[:, None]).float()
 
     def iou_with(self, masks: Tensor) -> Tensor:
-        """Intersection over union with masks [N, H, W], whose nonzero pixels count: [P, N]."""
+        """Intersection over union with the nonzero pixels of masks [N, H, W]: [P, N]."""
         if masks.ndim != 3 or tuple(masks.shape[1:]) != self.size:
             raise ValueError(f"masks of shape {tuple(masks.shape)}; expected (N, *{self.size})")
         dtype = algebra.exact_dtype(self.superpixels.numel(), self.device)
@@ -169,13 +170,13 @@ class RegionSet:
         return algebra.iou(common, self.areas, dense.sum(dim=(1, 2)))
 
     def contains(self, points: Tensor | npt.ArrayLike) -> Tensor:
-        """Whether a region holds the pixel under a point: [N, 2] as x, y to bool [P, N].
+        """Whether a region contains the pixel under a point: x, y [N, 2] to bool [P, N].
 
-        The right and lower rim belong to the last pixels; points outside of the image to no region.
+        Points on the right and lower image border count for the last pixels; no region contains a
+        point outside of the image.
         """
         height, width = self.size
-        points = _rows(points, 2, "points").to(self.device)
-        x, y = points[:, 0], points[:, 1]
+        x, y = _rows(points, 2, "points").to(self.device).T
         inside = (x >= 0) & (x <= width) & (y >= 0) & (y <= height)
         column = x.floor().long().clamp(0, width - 1)
         row = y.floor().long().clamp(0, height - 1)
@@ -185,21 +186,20 @@ class RegionSet:
         """Intersection over union of the regions' tight boxes with boxes [N, 4]: [P, N]."""
         return box_iou(self.boxes, _rows(boxes, 4, "boxes").to(self.boxes))
 
-    def edge_mass(self, *, mean: bool = False) -> Tensor:
-        """I_uv, the edge mass that separates two regions, [P, P]; or its mean per pixel side.
+    def edge_strength_between(self, *, mean: bool = False) -> Tensor:
+        """I_uv, the edge strength that separates two regions, [P, P]; or its mean per pixel side.
 
-        Between disjoint neighbours it is the edge on their common border, between nested regions
-        that on the inner one's outline (`algebra.edge_mass` has the definition); if nothing
-        separates them, it is 0.
+        For disjoint neighbours it is summed along their common border, for nested regions along
+        the outline of the inner one (defined in `algebra.separating_sum`); 0 without such a border.
         """
-        mass = algebra.edge_mass(self.membership, self.elements, self.masses)
+        total = algebra.separating_sum(self.membership, self.elements, self.edge_strength)
         if not mean:
-            return mass
-        length = algebra.edge_mass(self.membership, self.elements, self.lengths)
-        return torch.where(length > 0.5, mass / length.clamp(min=1), 0)
+            return total
+        length = algebra.separating_sum(self.membership, self.elements, self.lengths)
+        return torch.where(length > 0.5, total / length.clamp(min=1), 0)
 
     def neighbours(self) -> Tensor:
-        """N_u: the regions that overlap or touch region u, but not u itself; bool [P, P]."""
+        """N_u: the regions that overlap or touch region u, without u itself; bool [P, P]."""
         members = self.membership.float()
         near = (members @ members.T > 0) | algebra.touching(self.membership, self.elements)
         return near.fill_diagonal_(False)
@@ -207,19 +207,19 @@ class RegionSet:
     def pool(self, features: Tensor, over: Over = "image") -> Tensor:
         """Features summed over each region, differentiable: [..., C, h, w] to [..., P, C].
 
-        The features may have another resolution than the image; each of their pixels counts for the
-        superpixel under its centre, so that at a coarse one small regions may get nothing.
+        The features may have another resolution than the image: each of their pixels counts for the
+        superpixel under its centre, so that small regions may get nothing at a coarse resolution.
 
         Args:
-            over: what the sum is divided by: the area of the "image" (the paper's global average
-                pooling), that of the "region", or nothing ("sum").
+            over: the divisor of the sum: the area of the "image" (the paper's global average
+                pooling), that of the "region", or none ("sum").
         """
         check_choice("over", over, get_args(Over))
         if features.ndim < 3 or not features.is_floating_point():
-            found = f"{features.dtype} {tuple(features.shape)}"
-            raise ValueError(f"features: {found}; expected floats [..., C, h, w]")
+            kind = f"{features.dtype} {tuple(features.shape)}"
+            raise ValueError(f"features: {kind}; expected floats [..., C, h, w]")
         size = features.shape[-2:]
-        ids = algebra.resized(self.superpixels, size)
+        ids = algebra.resize_superpixels(self.superpixels, size)
         sums = algebra.pool(self.membership, ids, features)
         if over == "image":
             sums = sums / (size[0] * size[1])
@@ -229,13 +229,82 @@ class RegionSet:
         return sums.to(features.dtype)
 
     def masks(self) -> Tensor:
-        """The regions as masks, bool [P, H, W]: choose a few first."""
+        """The regions as masks, bool [P, H, W]; large, so select a few regions first."""
         return self.membership[:, self.superpixels.long()]
 
     def rles(self) -> list[RLE]:
         """The regions as run-length masks."""
         members, ids = self.membership.cpu().numpy(), self.superpixels.cpu().numpy()
         return [rle.encode(row[ids][None])[0] for row in members]
+
+
+def regions_of_masks(
+    masks: Masks,
+    size: Size,
+    *,
+    scores: npt.ArrayLike | None = None,
+    edges: npt.NDArray[np.floating] | None = None,
+) -> RegionSet:
+    """A region set whose regions are exactly the P masks of one image.
+
+    Args:
+        masks: RLEs, or a tensor or array [P, H, W] of 0 and 1; none of them empty.
+        edges: the probability of a boundary at every pixel, [H, W].
+    """
+    superpixels, membership = _overlay(np.zeros(size, dtype=np.int64), as_rles(masks, size))
+    return RegionSet.of(superpixels, membership, scores=scores, edges=edges)
+
+
+def with_masks(
+    regions: RegionSet, masks: Masks, *, score: float = 1.0, strength: float = 1.0
+) -> RegionSet:
+    """The region set with masks appended as regions. Superpixels are split where needed.
+
+    Args:
+        masks: as for `regions_of_masks`.
+        score: of the new regions.
+        strength: edge strength per pixel side where a superpixel is split. Parts of an old border
+            keep its mean strength.
+    """
+    old = regions.superpixels.cpu().numpy()
+    rles = as_rles(masks, regions.size)
+    superpixels, inside = _overlay(old, rles)
+    origin = np.zeros(int(superpixels.max()) + 1, dtype=np.int64)
+    origin[superpixels.ravel()] = old.ravel()
+    elements = BoundaryElements.of(superpixels)
+    mean = (regions.edge_strength / regions.lengths).tolist()
+    known = {(a, b): m for (a, b), m in zip(regions.elements.tolist(), mean, strict=True)}
+    ends = np.sort(origin[elements.pairs], axis=1).tolist()
+    strengths = np.asarray([strength if a == b else known[a, b] for a, b in ends])
+    extended = RegionSet.of(
+        superpixels,
+        np.concatenate([regions.membership.cpu().numpy()[:, origin], inside]),
+        scores=np.append(regions.scores.cpu().numpy(), np.full(len(rles), score)),
+        edge_strength=strengths * elements.lengths,
+    )
+    return extended.to(regions.device)
+
+
+def _overlay(
+    base: npt.NDArray[np.integer], masks: Sequence[RLE]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The common refinement of a partition [H, W] and P masks, and the masks as members [P, S].
+
+    Every mask and every part of the base has a random key of 64 bits. Two pixels are in the same
+    part if the exclusive or of their keys is equal; an accidental collision is practically
+    impossible.
+    """
+    size = (base.shape[0], base.shape[1])
+    random = np.random.default_rng(0)
+    keys = random.integers(0, 1 << 63, int(base.max()) + 1, dtype=np.uint64)[base]
+    mask_keys = random.integers(0, 1 << 63, len(masks), dtype=np.uint64)
+    for key, mask in zip(mask_keys, masks, strict=True):
+        keys ^= key * rle.decode([mask], size)[0]
+    _, first, parts = np.unique(keys.ravel(), return_index=True, return_inverse=True)
+    inside = np.zeros((len(masks), len(first)), dtype=bool)
+    for row, mask in zip(inside, masks, strict=True):
+        row[:] = rle.decode([mask], size)[0].ravel()[first]
+    return parts.reshape(base.shape), inside
 
 
 def _rows(values: Tensor | npt.ArrayLike, width: int, name: str) -> Tensor:
@@ -255,87 +324,11 @@ def _check(superpixels: npt.NDArray[Any], membership: npt.NDArray[np.bool_]) -> 
             f"superpixels: {superpixels.dtype} {superpixels.shape}; expected whole numbers [H, W]"
         )
     count = membership.shape[1] if membership.ndim == 2 else -1
-    used = superpixels.min() >= 0 and superpixels.max() < count
-    if not used or not np.bincount(superpixels.ravel(), minlength=count).all():
+    in_range = superpixels.min() >= 0 and superpixels.max() < count
+    if not in_range or not np.bincount(superpixels.ravel(), minlength=count).all():
         raise ValueError(
             f"superpixels {superpixels.min()}..{superpixels.max()} and membership of shape "
             f"{membership.shape}; expected ids 0..S-1, each used, and [P, S]"
         )
     if not membership.any(axis=1).all():
         raise ValueError("membership: an empty region; expected at least one superpixel in each")
-
-
-Mask = npt.NDArray[np.bool_]
-Masks = Sequence[RLE] | Tensor | npt.NDArray[np.generic]
-
-
-def regions_of_masks(
-    masks: Masks,
-    size: Size,
-    *,
-    scores: npt.ArrayLike | None = None,
-    edges: npt.NDArray[np.floating] | None = None,
-) -> RegionSet:
-    """P masks of one image as a region set: each mask is a region, pixel by pixel.
-
-    Args:
-        masks: RLEs, or a tensor or array [P, H, W] of 0 and 1; none of them empty.
-        edges: the probability of a boundary at every pixel, [H, W].
-    """
-    pieces, inside = _overlay(np.zeros(size, dtype=np.int64), as_rles(masks, size))
-    return RegionSet.of(pieces, inside, scores=scores, edges=edges)
-
-
-def with_masks(
-    regions: RegionSet, masks: Masks, *, score: float = 1.0, strength: float = 1.0
-) -> RegionSet:
-    """The region set with more masks as regions, after the others. Superpixels are cut as needed.
-
-    Args:
-        masks: as for `regions_of_masks`.
-        score: of the new regions.
-        strength: of the edge along a new cut, per pixel side. Pieces of an old border keep its
-            mean strength.
-    """
-    old = regions.superpixels.cpu().numpy()
-    rles = as_rles(masks, regions.size)
-    pieces, inside = _overlay(old, rles)
-    origin = np.zeros(int(pieces.max()) + 1, dtype=np.int64)
-    origin[pieces.ravel()] = old.ravel()
-    members = np.concatenate([regions.membership.cpu().numpy()[:, origin], inside])
-    elements = Elements.of(pieces)
-    mean = (regions.masses / regions.lengths).cpu().numpy()
-    known = {(a, b): m for (a, b), m in zip(regions.elements.tolist(), mean.tolist(), strict=True)}
-    ends = np.sort(origin[elements.pairs], axis=1).tolist()
-    strengths = [strength if a == b else known[a, b] for a, b in ends]
-    scores = np.append(regions.scores.cpu().numpy(), np.full(len(rles), score))
-    added = RegionSet.of(
-        pieces, members, scores=scores, masses=np.asarray(strengths) * elements.lengths
-    )
-    return added.to(regions.device)
-
-
-def _overlay(
-    base: npt.NDArray[np.integer], masks: Sequence[RLE]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The pieces that masks cut a partition [H, W] into, and which of them each mask holds [P, S].
-
-    Every mask and every part of the base has a random number of 64 bits; pixels of one piece are
-    those whose numbers, joined by exclusive or, are equal. That two pieces meet by chance is less
-    likely than a fault of the machine.
-    """
-    random = np.random.default_rng(0)
-    keys = random.integers(0, 1 << 63, int(base.max()) + 1, dtype=np.uint64)[base]
-    numbers = random.integers(0, 1 << 63, len(masks), dtype=np.uint64)
-    for number, mask in zip(numbers, _each(masks, base.shape), strict=True):
-        keys ^= number * mask
-    _, first, pieces = np.unique(keys.ravel(), return_index=True, return_inverse=True)
-    inside = np.zeros((len(masks), len(first)), dtype=bool)
-    for row, mask in zip(inside, _each(masks, base.shape), strict=True):
-        row[:] = mask.ravel()[first]
-    return pieces.reshape(base.shape), inside
-
-
-def _each(masks: Iterable[RLE], size: Sequence[int]) -> Iterator[Mask]:
-    for mask in masks:
-        yield decode([mask], (size[0], size[1]))[0]

@@ -1,85 +1,62 @@
-"""Region sets on disk: one compressed file an image, versioned, checked when it is read."""
+"""Region sets on disk: one compressed, versioned file per image, checked when it is read."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torchvision.ops import box_convert
 
 from annocoin import files, masks
-from annocoin.data.artefacts import (
-    Arrays,
-    ArtefactFolder,
-    Fields,
-    has_version,
-    read_arrays,
-    write_arrays,
-)
+from annocoin.data.artefacts import ArrayFormat, Arrays, ArtefactFolder
 from annocoin.data.images import MAX_PIXELS
 from annocoin.errors import InputError, check_positive
 from annocoin.progress import track
 from annocoin.regions.region_set import RegionSet
 
-VERSION = 1
-FIELDS: Fields = {
-    "shape": ((4,), ("int64",)),
-    "superpixels": ((None, None), ("int16", "int32")),
-    "membership": ((None,), ("uint8",)),
-    "scores": ((None,), ("float32",)),
-    "masses": ((None,), ("float32",)),
-}
-"""What a file holds: the map as steps along its rows, M in bits."""
+FORMAT = ArrayFormat(
+    "regions",
+    "annocoin regions",
+    version=2,
+    fields={
+        "shape": ((4,), ("int64",)),
+        "superpixels": ((None, None), ("int16", "int32")),  # differences along the rows
+        "membership": ((None,), ("uint8",)),  # packed bits
+        "scores": ((None,), ("float32",)),
+        "edge_strength": ((None,), ("float32",)),
+    },
+)
 
 
 def write_regions(path: str | Path, regions: RegionSet) -> None:
-    """Write a region set as .npz, whole or not at all. Tens of kB for a photograph."""
+    """Write a region set as .npz, atomically. Tens of kB for a photograph."""
     ids = regions.superpixels.cpu().numpy()
     members = regions.membership.cpu().numpy()
-    # Steps between neighbours are mostly 0, and neighbouring bits mostly equal: both compress well.
-    steps = np.diff(ids, axis=1, prepend=0)
+    steps = np.diff(ids, axis=1, prepend=0)  # mostly 0, which compresses well
     small = np.abs(steps).max() <= np.iinfo(np.int16).max
-    content: Arrays = {
+    arrays: Arrays = {
         "shape": np.asarray([*ids.shape, *members.shape], dtype=np.int64),
         "superpixels": steps.astype(np.int16 if small else np.int32),
         "membership": np.packbits(members),
         "scores": regions.scores.cpu().numpy(),
-        "masses": regions.masses.cpu().numpy(),
+        "edge_strength": regions.edge_strength.cpu().numpy(),
     }
-    write_arrays(Path(path), VERSION, content)
+    FORMAT.write(Path(path), arrays)
 
 
 def read_regions(path: str | Path) -> RegionSet:
-    """Read what `write_regions` wrote; anything else is an `InputError`."""
-    return read_arrays(
-        Path(path), VERSION, FIELDS, _decode, what="regions", made="annocoin regions"
-    )
+    """Read a file that `write_regions` wrote; raises `InputError` for anything else."""
+    return FORMAT.read(Path(path), _decode)
 
 
 def regions_are_current(path: Path) -> bool:
-    """Whether a file is there and of this version; its content is not looked at."""
-    return has_version(path, VERSION)
-
-
-def _decode(fields: Arrays) -> RegionSet:
-    height, width, count, superpixels = (int(value) for value in fields["shape"])
-    if fields["superpixels"].shape != (height, width) or height * width > MAX_PIXELS:
-        raise ValueError(f"a map {fields['superpixels'].shape} for an image {(height, width)}")
-    fits = count >= 0 and 1 <= superpixels <= height * width
-    if not fits or fields["membership"].size != -(-count * superpixels // 8):
-        raise ValueError(f"{fields['membership'].size} bytes for {count} x {superpixels} bits")
-    if (fields["masses"] < 0).any():
-        raise ValueError("negative masses")
-    bits = np.unpackbits(fields["membership"], count=count * superpixels)
-    return RegionSet.of(
-        np.cumsum(fields["superpixels"], axis=1, dtype=np.int64),
-        bits.reshape(count, superpixels),
-        scores=fields["scores"],
-        masses=fields["masses"],
-    )
+    """Whether a file exists and has this version; its content is not checked."""
+    return FORMAT.is_current(path)
 
 
 class RegionFolder(ArtefactFolder[RegionSet]):
-    """The region sets in a folder that `make_regions` wrote, by image id; read when asked for."""
+    """The region sets of a folder that `make_regions` wrote, by image id; read on access."""
 
     index_name = "regions.json"
     command = "`annocoin regions`"
@@ -96,21 +73,37 @@ def export_regions(folder: RegionFolder, out: str | Path, *, limit: int | None =
     if limit is not None:
         check_positive("limit", limit)
     if Path(out).resolve().is_relative_to(folder.path.resolve()):
-        raise InputError(f"{out}: lies in the folder of regions; write to another place")
-    entries = []
+        raise InputError(f"{out}: lies in the folder of regions; write to another folder")
+    entries: list[dict[str, Any]] = []
     for image_id in track(list(folder), "exporting"):
         regions = folder[image_id][:limit]
-        for rle, score, box in zip(
-            regions.rles(), regions.scores.tolist(), regions.boxes.tolist(), strict=True
-        ):
-            x0, y0, x1, y1 = box
-            entries.append(
-                {
-                    "image_id": image_id,
-                    "segmentation": masks.to_json(rle),
-                    "score": round(score, 6),
-                    "bbox": [x0, y0, x1 - x0, y1 - y0],
-                }
-            )
+        boxes = box_convert(regions.boxes, "xyxy", "xywh").tolist()
+        entries += [
+            {
+                "image_id": image_id,
+                "segmentation": masks.to_json(rle),
+                "score": round(score, 6),
+                "bbox": box,
+            }
+            for rle, score, box in zip(regions.rles(), regions.scores.tolist(), boxes, strict=True)
+        ]
     files.write_json(Path(out), entries)
     return len(entries)
+
+
+def _decode(arrays: Arrays) -> RegionSet:
+    height, width, count, superpixels = (int(value) for value in arrays["shape"])
+    if arrays["superpixels"].shape != (height, width) or height * width > MAX_PIXELS:
+        raise ValueError(f"a map {arrays['superpixels'].shape} for an image {(height, width)}")
+    fits = count >= 0 and 1 <= superpixels <= height * width
+    if not fits or arrays["membership"].size != -(-count * superpixels // 8):
+        raise ValueError(f"{arrays['membership'].size} bytes for {count} x {superpixels} bits")
+    if (arrays["edge_strength"] < 0).any():
+        raise ValueError("negative edge_strength")
+    bits = np.unpackbits(arrays["membership"], count=count * superpixels)
+    return RegionSet.of(
+        np.cumsum(arrays["superpixels"], axis=1, dtype=np.int64),
+        bits.reshape(count, superpixels),
+        scores=arrays["scores"],
+        edge_strength=arrays["edge_strength"],
+    )

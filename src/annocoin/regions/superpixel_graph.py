@@ -1,4 +1,4 @@
-"""SuperpixelGraph: an image cut into superpixels, and what is known about them and their borders."""
+"""The superpixels of an image as a graph: borders, with edge strength and colour contrast."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-COLOUR_SPREAD = 20.0
-"""The distance in Lab at which two colours count as different: 1 - exp(-distance / this)."""
+Map = npt.NDArray[np.floating]
+
+COLOUR_SCALE = 20.0
+"""Lab distances d become differences 1 - exp(-d / COLOUR_SCALE)."""
 
 
 @dataclass(frozen=True)
 class SuperpixelGraph:
-    """What trees, candidates and their ranking are made from.
+    """Superpixels and their borders: the input of hierarchies, candidate regions and ranking.
 
     Args:
         image: RGB, uint8 [H, W, 3].
         ids: superpixels 0..S-1, int32 [H, W].
-        elements: their E borders.
-        strengths: the mean edge on each border, on average over the scales, then at each scale:
-            [K, E] in 0..1.
+        elements: the E borders between superpixels.
+        mean_strength: mean edge strength per pixel side of each border, in 0..1: [1 + K, E], first
+            of the average map, then of each of the K scales.
     """
 
     image: npt.NDArray[np.uint8]
     ids: npt.NDArray[np.int32]
-    elements: Elements
-    strengths: npt.NDArray[np.float64]
+    elements: BoundaryElements
+    mean_strength: npt.NDArray[np.float64]
 
     @cached_property
     def areas(self) -> npt.NDArray[np.int64]:
@@ -48,77 +50,68 @@ class SuperpixelGraph:
 
     @cached_property
     def colour_differences(self) -> npt.NDArray[np.float64]:
-        """How much the mean colours at both sides of each border differ, [E] in 0..1."""
+        """Difference of the mean colours on both sides of each border, [E] in 0..1."""
         means = self.colour_sums / self.areas[:, None]
-        first, second = means[self.elements.pairs[:, 0]], means[self.elements.pairs[:, 1]]
-        distance = np.linalg.norm(first - second, axis=1)
-        return np.asarray(1 - np.exp(-distance / COLOUR_SPREAD))
+        first, second = self.elements.pairs.T
+        distance = np.linalg.norm(means[first] - means[second], axis=1)
+        return np.asarray(1 - np.exp(-distance / COLOUR_SCALE))
 
     def sums(self, *values: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
         """Values of all pixels, V x [H * W], summed over each superpixel: [S, V]."""
-        flat = self.ids.ravel()
-        return np.stack([np.bincount(flat, value, len(self.areas)) for value in values], axis=1)
-
-
-Map = npt.NDArray[np.floating]
+        ids = self.ids.ravel()
+        return np.stack([np.bincount(ids, value, len(self.areas)) for value in values], axis=1)
 
 
 @dataclass(frozen=True)
-class Elements:
+class BoundaryElements:
     """The E boundary elements of a superpixel map [H, W], sorted by their pair.
 
-    A border is made of the sides that two pixels of different superpixels share (4-neighbours).
+    An element consists of the sides that pixels of two superpixels share (4-neighbours).
 
     Args:
         pairs: superpixels a < b, int64 [E, 2].
-        lengths: pixel sides along the border, float64 [E].
-        pixels: for each of the T pixel sides, the flat positions of its two pixels, int64 [T, 2].
-        owner: the element of each pixel side, int64 [T].
+        lengths: number of pixel sides, float64 [E].
+        side_pixels: the flat indices of the two pixels at each of the T pixel sides, int64 [T, 2].
+        side_elements: the element of each pixel side, int64 [T].
 
     Example:
-        >>> found = Elements.of(np.array([[0, 0, 1], [2, 2, 1]]))
-        >>> found.pairs.tolist(), found.lengths.tolist()
+        >>> elements = BoundaryElements.of(np.array([[0, 0, 1], [2, 2, 1]]))
+        >>> elements.pairs.tolist(), elements.lengths.tolist()
         ([[0, 1], [0, 2], [1, 2]], [1.0, 2.0, 1.0])
     """
 
     pairs: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.float64]
-    pixels: npt.NDArray[np.int64]
-    owner: npt.NDArray[np.int64]
+    side_pixels: npt.NDArray[np.int64]
+    side_elements: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, superpixels: npt.NDArray[np.integer]) -> Elements:
-        """The elements of a map of superpixel ids from 0 on."""
+    def of(cls, superpixels: npt.NDArray[np.integer]) -> BoundaryElements:
+        """The elements of a superpixel map with ids from 0."""
         width = superpixels.shape[1]
-        sides = []
-        for step, whole in (
-            (1, superpixels[:, :-1] != superpixels[:, 1:]),
-            (width, superpixels[:-1] != superpixels[1:]),
-        ):
-            rows, columns = np.nonzero(whole)
-            first = rows * width + columns
-            sides.append(np.stack([first, first + step], axis=1))
-        pixels = np.concatenate(sides)
+        across = np.argwhere(superpixels[:, :-1] != superpixels[:, 1:]) @ (width, 1)
+        down = np.argwhere(superpixels[:-1] != superpixels[1:]) @ (width, 1)
+        first = np.concatenate([across, down])
+        second = np.concatenate([across + 1, down + width])
+        pixels = np.stack([first, second], axis=1)
         ids = superpixels.ravel()[pixels].astype(np.int64)
         count = int(superpixels.max()) + 1
-        keys = ids.min(axis=1) * count + ids.max(axis=1)
-        unique, owner = np.unique(keys, return_inverse=True)
-        pairs = np.stack([unique // count, unique % count], axis=1)
-        lengths = np.bincount(owner, minlength=len(unique)).astype(np.float64)
+        keys, owner = np.unique(ids.min(axis=1) * count + ids.max(axis=1), return_inverse=True)
+        pairs = np.stack([keys // count, keys % count], axis=1)
+        lengths = np.bincount(owner, minlength=len(keys)).astype(np.float64)
         return cls(pairs, lengths, pixels, owner)
 
-    def masses(self, edges: Map) -> npt.NDArray[np.float64]:
-        """The edge mass on each element, [E]: the greater value of both pixels, summed over sides.
+    def edge_strength(self, edges: Map) -> npt.NDArray[np.float64]:
+        """Boundary probabilities [H, W] summed along each element, [E].
 
-        Args:
-            edges: the probability of a boundary at every pixel, [H, W].
+        Each pixel side counts the greater value of its two pixels.
         """
-        return self._sums(edges.ravel()[self.pixels].max(axis=1))
+        return self._sum_sides(edges.ravel()[self.side_pixels].max(axis=1))
 
-    def means(self, values: Map) -> npt.NDArray[np.float64]:
-        """Values [H, W] along each element, [E]: the mean of both pixels, summed over sides."""
-        return self._sums(values.ravel()[self.pixels].mean(axis=1))
+    def line_integral(self, values: Map) -> npt.NDArray[np.float64]:
+        """Values [H, W] summed along each element, [E]: at each side the mean of its two pixels."""
+        return self._sum_sides(values.ravel()[self.side_pixels].mean(axis=1))
 
-    def _sums(self, values: Map) -> npt.NDArray[np.float64]:
-        sums = np.bincount(self.owner, values, minlength=len(self.pairs))
+    def _sum_sides(self, values: Map) -> npt.NDArray[np.float64]:
+        sums = np.bincount(self.side_elements, values, minlength=len(self.pairs))
         return sums.astype(np.float64)
