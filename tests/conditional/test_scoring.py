@@ -29,7 +29,7 @@ def random_scores(count: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("form", ["literal", "normalised"])
 def test_agreement_by_loops(form: str, world: World, seed: int) -> None:
     regions = world.regions
-    near, mass = regions.neighbours(), regions.edge_mass(mean=form == "normalised")
+    near, mass = regions.neighbours(), regions.edge_strength_between(mean=form == "normalised")
     scores = random_scores(len(regions), seed)
     expected = scores.clone()
     for _ in range(3):

@@ -21,7 +21,7 @@ from annocoin import masks as rle
 from annocoin.data.loading import load_labelled
 from annocoin.engine.dataset_stages import make_regions
 from annocoin.errors import InputError, Problems
-from annocoin.files import only_one
+from annocoin.files import exclusive_lock
 from annocoin.regions.proposals import RegionOptions
 from annocoin.regions.storage import RegionFolder, export_regions
 from pictures import picture
@@ -43,7 +43,7 @@ def same(first: RegionFolder, second: RegionFolder) -> bool:
     return set(first) == set(second) and all(
         torch.equal(first[i].membership, second[i].membership)
         and torch.equal(first[i].superpixels, second[i].superpixels)
-        and torch.equal(first[i].masses, second[i].masses)
+        and torch.equal(first[i].edge_strength, second[i].edge_strength)
         for i in first
     )
 
@@ -182,7 +182,7 @@ def test_a_lock_alone_is_an_empty_folder(scenes: Path, tmp_path: Path) -> None:
 
 
 def test_two_at_once_are_refused(scenes: Path, made: Path) -> None:
-    with only_one(made / ".lock"), pytest.raises(InputError, match="another process"):
+    with exclusive_lock(made / ".lock"), pytest.raises(InputError, match="another process"):
         make_regions(load_labelled(scenes), made, OPTIONS)
     assert len(make_regions(load_labelled(scenes), made, OPTIONS)) == 8
 
@@ -273,7 +273,7 @@ def test_export_and_import_are_exact(
         ours, theirs = folder[image_id], back[image_id]
         assert torch.equal(ours.masks(), theirs.masks())  # in the same order
         assert theirs.scores.tolist() == pytest.approx(ours.scores.tolist(), abs=1e-6)
-        assert torch.equal(ours.edge_mass() > 0, theirs.edge_mass() > 0)
+        assert torch.equal(ours.edge_strength_between() > 0, theirs.edge_strength_between() > 0)
 
 
 def test_the_best_regions_alone_are_exported(made: Path, tmp_path: Path) -> None:

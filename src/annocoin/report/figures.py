@@ -20,7 +20,7 @@ from annocoin.errors import InputError
 from annocoin.files import read_json
 from annocoin.prediction.networks import read_prediction
 from annocoin.prediction.predictor import Predictor
-from annocoin.regions.algebra import resized
+from annocoin.regions.algebra import resize_superpixels
 from annocoin.regions.hierarchy import contours
 from annocoin.regions.proposals import Analysis
 from annocoin.regions.region_set import RegionSet
@@ -39,7 +39,7 @@ def draw_regions(
     fit = SIDE / max(image.shape[:2])
     size = (max(1, round(image.shape[0] * fit)), max(1, round(image.shape[1] * fit)))
     small = _resized_panel(image, size)
-    ids = resized(regions.superpixels, size).numpy()
+    ids = resize_superpixels(regions.superpixels, size).numpy()
     graph = analysis.graph
     heights = contours(analysis.trees[0], graph.ids, graph.elements)
     panels = [
