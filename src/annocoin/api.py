@@ -1,4 +1,4 @@
-"""The whole job in a few calls: train a run, label a dataset with it, predict on new images."""
+"""The few calls of a user: train a run, label a dataset with it, predict on new images."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import glob
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +22,22 @@ from annocoin.data.dataset import (
     Supervision,
     WeakDataset,
 )
-from annocoin.data.images import SUFFIXES, image_size, read_image
-from annocoin.engine.config import Config, config_from
-from annocoin.engine.dataset_stages import CLASSIFIER, make_regions, make_seeds
+from annocoin.data.images import SUFFIXES, image_size
+from annocoin.engine.conditional_dataset import prepare_images
+from annocoin.engine.config import Config
 from annocoin.engine.distribution import AUTO, ProcessGroup, open_device, single_process
-from annocoin.engine.labelling import Sources, draw_labels, make_loss_tables
-from annocoin.engine.precomputed import Precomputed, digest, fingerprint
-from annocoin.engine.presets import configured
+from annocoin.engine.image_stages import Execution, make_regions, make_seeds
+from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
+from annocoin.engine.precomputed import Precomputed, dataset_digest, file_digest
+from annocoin.engine.presets import configure
 from annocoin.engine.pseudo_labels import PseudoLabelFolder
-from annocoin.engine.rounds import CONDITIONAL, PREDICTION, Measure, train_run
-from annocoin.engine.run_directory import LOCK, METHOD, RUN, Say
+from annocoin.engine.rounds import Measurement, train_run
+from annocoin.engine.run_directory import LOCK, METHOD_VERSION, RESULT, Log, check_format, is_run
 from annocoin.errors import InputError, Problems, brief
 from annocoin.evaluation.evaluator import THRESHOLDS, evaluate
 from annocoin.files import read_json
 from annocoin.prediction.networks import read_prediction
-from annocoin.prediction.predictor import SCORE, Predictor, in_batches
+from annocoin.prediction.predictor import SCORE, Predictor
 from annocoin.progress import track
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.seed_set import SeedFolder
@@ -45,60 +48,66 @@ LABELLING = "labelling"
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run directory in which a training has ended.
+    """The directory of a finished run.
 
     Args:
-        path: the directory; a str will do.
+        path: the directory, a `Path` or str.
     """
 
     path: Path
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
-        if not (self.path / PREDICTION).is_file() or not (self.path / RUN).is_file():
+        if is_run(self.path):
+            check_format(self.path)
+        if not (self.path / RESULT).is_file():
             raise InputError(
-                f"{self.path}: no finished run; `annocoin train` makes runs, and goes on with "
-                "those that were interrupted"
+                f"{self.path}: not a finished run; `annocoin train` starts and resumes runs"
             )
+
+    @cached_property
+    def _result(self) -> dict[str, Any]:
+        result: dict[str, Any] = read_json(self.path / RESULT)
+        return result
 
     @property
     def config(self) -> Config:
-        """What it was trained with."""
-        return config_from(read_json(self.path / RUN).get("config"), str(self.path / RUN))
+        """All options that it was trained with."""
+        return Config.from_json(self._result.get("config"), str(self.path / RESULT))
 
     @property
     def supervision(self) -> Supervision:
-        """What it was trained from."""
-        said: Supervision = read_json(self.path / RUN).get("supervision", "image")
-        return said
+        """The supervision that it was trained with."""
+        supervision: Supervision = self._result["supervision"]
+        return supervision
+
+    def network(self, name: str) -> Path | None:
+        """The file of its "prediction", "conditional" or "classifier" network; None without one."""
+        path = self._result["networks"].get(name)
+        return None if path is None else self.path / path
 
     def predictor(self, *, threshold: float = SCORE, device: str = AUTO) -> Predictor:
-        """Its prediction network at work: a list of images, uint8 [H, W, 3], to their instances."""
-        net, _ = read_prediction(self.path / PREDICTION)
-        return Predictor(net, threshold=threshold, device=device)
+        """Its prediction network as a `Predictor`.
 
-    def given_for(self, dataset: WeakDataset) -> Precomputed:
-        """The regions and seeds that it learned from, if it was from this dataset."""
-        said = self._of(dataset)
-        if not {"regions", "seeds"} <= set(said):
+        Example:
+            ``TrainedRun("run").predictor()(["photo.jpg"])[0]`` are the instances of an image.
+        """
+        net, _ = read_prediction(self.path / self._result["networks"]["prediction"])
+        return Predictor(net, threshold=threshold, device=open_device(device))
+
+    def precomputed_for(self, dataset: WeakDataset) -> Precomputed:
+        """Its regions and seeds, if it was trained on this dataset."""
+        folders = self._result["folders"]
+        if self._result["dataset"] != dataset_digest(dataset) or "seeds" not in folders:
             return Precomputed()
-        regions, seeds = self.path / said["regions"], self.path / said["seeds"]
+        regions, seeds = self.path / folders["regions"], self.path / folders["seeds"]
         for folder in (regions, seeds):
             if not folder.is_dir():
                 raise InputError(
-                    f"{self.path}: learned from {folder}, which is gone; give --regions and --seeds"
+                    f"{self.path}: was trained with {folder}, which does not exist any more; pass "
+                    "--regions and --seeds"
                 )
         return Precomputed(RegionFolder(regions), SeedFolder(seeds))
-
-    def labels_of(self, dataset: WeakDataset) -> PseudoLabelFolder | None:
-        """The labels that a run without rounds learned from, if it was from this dataset."""
-        labels = self._of(dataset).get("labels")
-        return None if labels is None else PseudoLabelFolder(self.path / labels)
-
-    def _of(self, dataset: WeakDataset) -> dict[str, Any]:
-        """What the run notes, or nothing, if it was trained on another dataset."""
-        said: dict[str, Any] = read_json(self.path / RUN)
-        return said if said.get("dataset") == fingerprint(dataset) else {}
 
 
 def train(
@@ -110,49 +119,42 @@ def train(
     seed: int | None = None,
     changes: Mapping[str, str] | None = None,
     weights: Path | None = None,
-    given: Precomputed | None = None,
+    precomputed: Precomputed | None = None,
     truth: EvaluationDataset | None = None,
     group: ProcessGroup | None = None,
     device: str = AUTO,
     jobs: int | None = None,
     problems: Problems | None = None,
-    say: Say = print,
+    log: Log = print,
 ) -> TrainedRun:
-    """Train a run, or go on with one that was interrupted: everything, from images to a network.
+    """Train a run, or resume it: everything, from weakly labelled images to a network.
 
     Args:
-        dataset: images with cheap labels; where every label is a mask, the prediction network is
-            trained on those, which is the upper bound.
+        dataset: images with weak labels; where every label is a mask, the prediction network is
+            trained on the masks (full supervision).
         out: the run's directory.
-        preset: "synthetic", "voc-cpu", "voc-cpu-r50", "voc-r50", "voc-r101" or
-            "voc-r50-literal".
-        rounds, seed: instead of the preset's; with 0 rounds the steps of all are one training.
-        changes: values at dotted names of the configuration, see `annocoin.training.config`.
-        weights: a folder with files of backbone weights, taken where their names begin with a
-            backbone's; default torchvision's own, which may be downloaded.
-        given: regions and seeds that need not be made.
-        truth: true masks of the same images, to measure each round's pseudo labels; nothing is
-            learned from them.
-        group: the processes that train, see `annocoin.distribution.init_distributed`; default this one,
-            which computes on `device`, a GPU where there is one.
+        preset: "synthetic", "voc-cpu", "voc-cpu-r50", "voc-r50", "voc-r101" or "voc-r50-literal".
+        rounds: alternating rounds; 0 trains once on the retrieved seeds.
+        seed: random seed.
+        changes: values at dotted names of the configuration, see `annocoin.engine.config.Config`.
+        weights: folder with backbone weights; default torchvision's, which may be downloaded.
+        precomputed: regions, seeds and classifier that need not be computed.
+        truth: true masks of the same images, to measure the pseudo labels of each round; nothing
+            is learned from them.
+        group: the processes that train, see `annocoin.engine.distribution.init_distributed`;
+            default this one on `device`.
+        jobs: worker processes, default one per core.
     """
-    config = configured(preset, dataset.classes, changes or {}, weights)
-    if config.rounds == 0:
-        raise InputError("rounds=0 as a change; say --rounds 0, which keeps the number of steps")
-    if rounds is not None:
-        config = config.without_rounds() if rounds == 0 else replace(config, rounds=rounds)
-    if seed is not None:
-        config = replace(config, seed=seed)
+    problems = problems or Problems()
+    config = configure(preset, dataset.classes, changes, rounds=rounds, seed=seed, weights=weights)
     train_run(
         dataset,
         out,
         config,
-        given=given,
-        measure=None if truth is None else _measure(truth, dataset, problems or Problems()),
-        group=group or single_process(str(open_device(device))),
-        jobs=jobs,
-        problems=problems,
-        say=say,
+        precomputed=precomputed,
+        measurement=None if truth is None else _measurement(truth, dataset, problems),
+        execution=Execution(group or single_process(str(open_device(device))), jobs, problems),
+        log=log,
     )
     return TrainedRun(Path(out))
 
@@ -161,35 +163,36 @@ def label(
     run: TrainedRun,
     dataset: WeakDataset,
     *,
-    given: Precomputed | None = None,
+    precomputed: Precomputed | None = None,
     jobs: int | None = None,
     device: str = AUTO,
     problems: Problems | None = None,
 ) -> LabelledImages:
-    """Masks for weak labels, with a confidence each; every label is met by a mask of its own.
+    """Masks for weak labels, with a confidence each; every label gets a mask of its own.
 
-    Regions, seeds, loss tables and samples are kept in the run's directory, so that the same call
-    goes on after an interruption, and a second one has nothing to do. For the dataset that the run
-    was trained on regions and seeds are there already.
+    Intermediate results are kept in the run's directory: the same call resumes after an
+    interruption. A run without rounds gives the regions that it retrieves for the seeds.
 
     Returns:
         The images with masks instead of their labels, for `write_dataset`.
     """
-    problems, device = problems or Problems(), str(open_device(device))
+    problems = problems or Problems()
     dataset = dataset.with_classes(run.config.classes, str(run.path))
-    labels = run.labels_of(dataset)
-    if labels is None:
-        if given is None or not given.made:
-            given = run.given_for(dataset)
-        with files.only_one(run.path / LOCK):  # no training may change the networks meanwhile
-            labels = _drawn(run, dataset, given, jobs, device, problems)
+    group = single_process(str(open_device(device)))
+    with files.exclusive_lock(run.path / LOCK):  # no training may change the networks meanwhile
+        labels = _pseudo_labels(
+            run,
+            dataset,
+            precomputed or run.precomputed_for(dataset),
+            Execution(group, jobs, problems),
+        )
     images = []
     for image in dataset:
         with problems.caught():
             if image.image_id not in labels:
                 raise InputError(f"{labels.path}: no labels of image {image.image_id!r}")
-            found = labels[image.image_id].agreed().annotation()
-            images.append(LabelledImage(image.image_id, image.file_name, image.path, found))
+            annotation = labels[image.image_id].consensus_instances().annotation()
+            images.append(LabelledImage(image.image_id, image.file_name, image.path, annotation))
     return LabelledImages.of(
         dataset.classes, images, category_ids=dataset.category_ids, source=run.path
     )
@@ -200,148 +203,153 @@ def predict(
     images: Sequence[Path],
     *,
     threshold: float = SCORE,
-    batch: int = 4,
     device: str = AUTO,
     problems: Problems | None = None,
 ) -> LabelledImages:
-    """Instances in images that nobody has labelled, for `write_dataset` and pictures."""
+    """Instances in unlabelled images, for `write_dataset` and pictures."""
     problems = problems or Problems()
     if not images:
         raise InputError("no images to predict on")
-    places = [Path(os.path.abspath(path)) for path in images]  # links keep their names
-    root = Path(os.path.commonpath([place.parent for place in places]))
-    labelled = []
-    for place in places:
+    paths = [Path(os.path.abspath(path)) for path in images]  # symbolic links keep their names
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    unlabelled = []
+    for path in paths:
         with problems.caught():
-            name = place.relative_to(root).as_posix()
-            labelled.append(LabelledImage(name, name, place, Annotation(image_size(place))))
-    classes = run.config.classes
-    unlabelled = LabelledImages.of(classes, labelled, source=root)
-    found = predict_dataset(
-        run, unlabelled, threshold=threshold, batch=batch, device=device, problems=problems
+            name = path.relative_to(root).as_posix()
+            unlabelled.append(LabelledImage(name, name, path, Annotation(image_size(path))))
+    dataset = LabelledImages.of(run.config.classes, unlabelled, source=root)
+    predictions = predict_dataset(
+        run, dataset, threshold=threshold, device=device, problems=problems
     )
-    kept = tuple(image for image in unlabelled if image.image_id in found)
-    return with_instances(replace(unlabelled, images=kept), found)
+    readable = tuple(image for image in dataset if image.image_id in predictions)
+    return with_instances(replace(dataset, images=readable), predictions)
 
 
 def predict_dataset(
     run: TrainedRun,
-    labelled: LabelledImages,
+    dataset: LabelledImages,
     *,
     threshold: float = SCORE,
-    batch: int = 4,
     device: str = AUTO,
     problems: Problems | None = None,
 ) -> dict[ImageId, Instances]:
-    """Instances in the images of a dataset, whose labels are not looked at.
+    """Instances in the images of a dataset, whose labels are not used.
 
-    Classes are known by their names; instances of those that the dataset does not have are left
-    out, and one that the run does not have is an error.
+    Classes are matched by name. Instances of classes that the dataset does not have are left out;
+    classes that the run does not have get no instances, and are announced.
     """
-    known = run.config.classes
-    unknown = [name for name in labelled.classes if name not in known]
+    known, problems = run.config.classes, problems or Problems()
+    unknown = [name for name in dataset.classes if name not in known]
     if unknown:
-        raise InputError(f"{run.path}: has no class {unknown[0]!r}; it has {brief(known)}")
-    predictor, problems = run.predictor(threshold=threshold, device=device), problems or Problems()
-    found: dict[ImageId, Instances] = {}
-    for images in in_batches(track(labelled, "predicting"), batch):
-        pixels = {}
-        for image in images:
-            with problems.caught():
-                pixels[image.image_id] = read_image(image.image_path())
-        answers = predictor(list(pixels.values()))
-        found |= dict(zip(pixels, answers, strict=True))
-    if known == labelled.classes:
-        return found
-    return {image_id: _renamed(own, known, labelled.classes) for image_id, own in found.items()}
+        print(
+            f"note: {run.path} was trained without {brief(unknown)}; they get no instances",
+            file=sys.stderr,
+        )
+    predictor = run.predictor(threshold=threshold, device=device)
+    predictions: dict[ImageId, Instances] = {}
+    for image in track(dataset, "predicting"):
+        with problems.caught():
+            instances = predictor([image.image_path()])[0]
+            predictions[image.image_id] = _renumbered(instances, known, dataset.classes)
+    return predictions
 
 
-def _renamed(found: Instances, known: Sequence[str], wanted: Sequence[str]) -> Instances:
-    """Instances with the numbers that their classes have in another list."""
-    names = [known[label - 1] for label in found.labels.tolist()]
-    places = [place for place, name in enumerate(names) if name in wanted]
-    kept = found[places]
-    kept.labels = kept.labels.new_tensor([wanted.index(names[place]) + 1 for place in places])
-    return kept
+def images_of(pattern: str) -> list[Path]:
+    """The images of a folder (and its subfolders), a glob pattern or a file, sorted."""
+    path = Path(pattern)
+    if path.is_dir():
+        images = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES]
+    elif path.is_file():
+        images = [path]
+    else:
+        images = [Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
+    if not images:
+        raise InputError(f"{pattern}: no image; give a folder, a file, or a pattern in quotes")
+    return sorted(images)
 
 
-def _drawn(
-    run: TrainedRun,
-    weak: WeakDataset,
-    given: Precomputed,
-    jobs: int | None,
-    device: str,
-    problems: Problems,
+def _renumbered(instances: Instances, known: Sequence[str], classes: Sequence[str]) -> Instances:
+    """Instances with the class numbers of another list of names; classes not in it are dropped."""
+    if tuple(known) == tuple(classes):
+        return instances
+    names = [known[label - 1] for label in instances.labels.tolist()]
+    kept = [index for index, name in enumerate(names) if name in classes]
+    instances = instances[kept]
+    labels = [classes.index(names[index]) + 1 for index in kept]
+    instances.labels = instances.labels.new_tensor(labels)
+    return instances
+
+
+def _pseudo_labels(
+    run: TrainedRun, dataset: WeakDataset, precomputed: Precomputed, execution: Execution
 ) -> PseudoLabelFolder:
-    """Samples of a run's conditional network for a dataset, which its prediction network judged."""
-    config, networks = run.config, [run.path / PREDICTION, run.path / CONDITIONAL]
-    if not networks[1].is_file():
+    """The final pseudo labels of a dataset, in a folder of the run's directory."""
+    config, conditional = run.config, run.network("conditional")
+    if conditional is None and run.supervision == "mask":
         raise InputError(
-            f"{run.path}: has no conditional network (--rounds 0, or trained on masks), so it "
-            "cannot label; `annocoin predict` finds masks without looking at labels"
+            f"{run.path}: was trained on masks, it cannot label; `annocoin predict` finds masks "
+            "without labels"
         )
-    classifier = given.classifier or run.path / CLASSIFIER
-    if given.seeds is None and not classifier.is_file():
-        raise InputError(f"{run.path}: was trained with given seeds; give --classifier FILE")
-    said: list[Any] = [METHOD, fingerprint(weak), given.identity(), *map(digest, networks)]
-    said += [config.to_json(), digest(classifier) if classifier.is_file() else None]
-    key = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
-    folder, group = run.path / LABELLING / key, single_process(device)
-    regions = given.regions
+    classifier = precomputed.classifier or run.network("classifier")
+    if precomputed.seeds is None and classifier is None:
+        raise InputError(f"{run.path}: was trained with given seeds; pass --classifier FILE")
+    digests = [path and file_digest(path) for path in (run.network("prediction"), conditional)]
+    content: list[Any] = [METHOD_VERSION, dataset_digest(dataset), precomputed.digests(), *digests]
+    content += [config.to_json(), classifier and file_digest(classifier)]
+    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+    folder = run.path / LABELLING / key
+    regions, seeds = precomputed.regions, precomputed.seeds
     if regions is None:
-        regions = make_regions(
-            weak, folder / "regions", config.regions, jobs=jobs, problems=problems
-        )
-    seeds = given.seeds
+        regions = make_regions(dataset, folder / "regions", config.regions, execution)
     if seeds is None:
+        assert classifier is not None
         seeds = make_seeds(
-            weak, regions, folder / "seeds", config.seeds,
-            classifier=classifier, jobs=jobs, device=device, problems=problems,
-        )  # fmt: skip
-    sources = Sources(weak, regions, seeds)
-    sources.check(problems)
-    tables = make_loss_tables(
-        sources, networks[0], config.conditional, folder / "tables",
-        group=group, jobs=jobs, problems=problems,
-    )  # fmt: skip
+            dataset,
+            regions,
+            folder / "seeds",
+            config.seeds,
+            classifier=classifier,
+            execution=execution,
+        )
+    if conditional is None:
+        return retrieve_labels(dataset, regions, seeds, folder / "labels", execution)
+    prediction = run.network("prediction")
+    assert prediction is not None
+    options = config.conditional
+    prepared = prepare_images(dataset, regions, seeds, folder / "examples", options, execution)
+    tables = make_loss_tables(dataset, prepared, prediction, options, folder / "tables", execution)
     return draw_labels(
-        sources, networks[1], config.conditional, folder / "labels",
-        seed=config.seed, tables=tables, group=group, jobs=jobs, problems=problems,
-    )  # fmt: skip
+        dataset,
+        prepared,
+        conditional,
+        options,
+        folder / "labels",
+        execution,
+        seed=config.seed,
+        tables=tables,
+    )
 
 
-def _measure(truth: EvaluationDataset, dataset: WeakDataset, problems: Problems) -> Measure:
-    """Average precision on the dataset's own images, for the metrics of a run."""
-    own = {image.image_id for image in dataset}
-    kept = tuple(image for image in truth.labelled if image.image_id in own)
+def _measurement(truth: EvaluationDataset, dataset: WeakDataset, problems: Problems) -> Measurement:
+    """Average precision on the dataset's images, for the metrics of a run."""
+    wanted = {image.image_id for image in dataset}
+    kept = tuple(image for image in truth.labelled if image.image_id in wanted)
+    source = truth.labelled.source
     if not kept:
-        raise InputError(f"{truth.labelled.source}: no true masks of these images to measure with")
-    if len(kept) < len(own):
+        raise InputError(f"{source}: no true masks of these images to measure with")
+    if len(kept) < len(wanted):
         with problems.caught():
             raise InputError(
-                f"{truth.labelled.source}: true masks of {len(kept)} of {len(own)} images; say "
-                "--skip-bad to measure with those, or leave --measure out"
+                f"{source}: true masks of {len(kept)} of {len(wanted)} images; use --skip-bad to "
+                "measure with those, or leave --measure out"
             )
-    only = EvaluationDataset(replace(truth.labelled, images=kept, splits={}))
+    subset = EvaluationDataset(replace(truth.labelled, images=kept, splits={}))
     known = {image.image_id for image in kept}
 
-    def measure(found: Mapping[ImageId, Instances]) -> dict[str, float]:
-        found = {image_id: own for image_id, own in found.items() if image_id in known}
-        mean = evaluate(found, only, thresholds=THRESHOLDS).mean
+    def figures(labels: Mapping[ImageId, Instances]) -> dict[str, float]:
+        labels = {image_id: own for image_id, own in labels.items() if image_id in known}
+        mean = evaluate(labels, subset, thresholds=THRESHOLDS).mean
         return {f"map@{threshold:g}": value for threshold, value in mean.items()}
 
-    return measure
-
-
-def images_of(where: str) -> list[Path]:
-    """The images that a folder (and those in it), a pattern or a name stands for, sorted."""
-    path = Path(where)
-    if path.is_dir():
-        found = [own for own in path.rglob("*") if own.suffix.lower() in SUFFIXES]
-    elif path.is_file():
-        found = [path]
-    else:
-        found = [Path(own) for own in glob.glob(where, recursive=True) if Path(own).is_file()]
-    if not found:
-        raise InputError(f"{where}: no image; give a folder, a file, or a pattern in quotes")
-    return sorted(found)
+    content = repr([(image.image_id, image.annotation) for image in kept])
+    return Measurement(figures, hashlib.sha256(content.encode()).hexdigest()[:12])

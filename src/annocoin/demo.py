@@ -1,7 +1,7 @@
-"""The whole job on data that it makes itself: no download, minutes on two cores.
+"""Everything on synthetic data: no download, minutes on two cores.
 
-The same prediction network, for the same number of steps, from tags, from boxes, from the regions
-that seeds retrieve (no rounds), and from the true masks, which is the upper bound.
+The same prediction network, with the same number of steps, from tags, from boxes, from the regions
+retrieved for the seeds (no rounds), and from true masks (the upper bound).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from annocoin import api, files
@@ -20,11 +20,10 @@ from annocoin.data.conversion import Format, write_dataset
 from annocoin.data.dataset import EvaluationDataset, Supervision
 from annocoin.data.images import read_image
 from annocoin.data.loading import load_evaluation, load_weak
-from annocoin.engine.config import override
-from annocoin.engine.dataset_stages import CLASSIFIER, make_regions, make_seeds
+from annocoin.engine.image_stages import make_classifier, make_regions, make_seeds
 from annocoin.engine.parallel import cores, work_through
-from annocoin.engine.precomputed import Precomputed
-from annocoin.engine.presets import preset
+from annocoin.engine.precomputed import CLASSIFIER_FILE, Precomputed
+from annocoin.engine.presets import configure
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import evaluate
 from annocoin.regions.storage import RegionFolder
@@ -34,161 +33,162 @@ from annocoin.seeds.seed_set import SeedFolder
 from annocoin.synthetic.dataset import write_synthetic
 from annocoin.types import ImageId, Instances
 
-MADE_BY = "annocoin demo"
+COMMAND = "annocoin demo"
 SUMMARY = "summary.json"
 STARTED = ".demo"
 PRESET = "synthetic"
 IMAGES = 240
-SHOWN = 0.5
-"""The least score of an instance in the picture."""
+SHOWN_SCENES = 8
+MIN_SHOWN_SCORE = 0.5
 
 
 @dataclass(frozen=True)
-class Way:
+class Setting:
     """One way to train the prediction network."""
 
     name: str
     supervision: Supervision
     rounds: int | None
-    words: str
+    title: str
 
 
-WAYS = (
-    Way("image", "image", None, "from tags"),
-    Way("box", "box", None, "from boxes"),
-    Way("seeds", "image", 0, "from tags, without rounds"),
-    Way("full", "mask", None, "from true masks"),
+SETTINGS = (
+    Setting("image", "image", None, "from tags"),
+    Setting("box", "box", None, "from boxes"),
+    Setting("seeds", "image", 0, "from tags, without rounds"),
+    Setting("full", "mask", None, "from true masks"),
 )
 
 
 def run_demo(
-    out: Path,
-    *,
-    images: int = IMAGES,
-    seed: int = 0,
-    changes: Mapping[str, str] | None = None,
+    out: Path, *, images: int = IMAGES, seed: int = 0, changes: Mapping[str, str] | None = None
 ) -> None:
-    """Make data, train four ways, evaluate, label, draw. A finished demo in `out` goes.
+    """Make data, train in four settings, evaluate, label, draw.
 
-    One that was interrupted goes on.
+    A finished demo in `out` is replaced, an interrupted one is resumed.
 
     Args:
-        images: how many scenes; the last fifth is the test split.
-        seed: of everything random in the training.
+        images: number of scenes; the last fifth is the test split.
+        seed: random seed of the training.
         changes: of the preset's options.
     """
-    began = time.monotonic()
-    _make_room(out)
+    started = time.monotonic()
+    _prepare_folder(out)
     data = out / "data"
     if not data.exists():
         write_synthetic(data, images=images)
-    images = len(load_evaluation(data))  # those of a demo that was interrupted, if it was
+    images = len(load_evaluation(data))  # of the demo that is resumed, if one is
     runs = _train(out, data, seed, changes or {})
     test = load_evaluation(data, split="val")
     print(f"mAP (%) on {len(test)} test scenes, protocol chainercv")
-    found, summary = {}, {}
-    for way in WAYS:
-        found[way.name] = api.predict_dataset(runs[way.name], test.labelled)
-        mean = evaluate(found[way.name], test, protocol="chainercv").mean
-        summary[way.name] = {f"{threshold:g}": value for threshold, value in mean.items()}
-        cells = "   ".join(f"@{t} {100 * v:5.1f}" for t, v in summary[way.name].items())
-        print(f"  {way.words:26s} {cells}")
+    predictions, summary = {}, {}
+    for setting in SETTINGS:
+        name = setting.name
+        predictions[name] = api.predict_dataset(runs[name], test.labelled)
+        mean = evaluate(predictions[name], test, protocol="chainercv").mean
+        summary[name] = {f"{threshold:g}": value for threshold, value in mean.items()}
+        cells = "   ".join(f"@{t} {100 * value:5.1f}" for t, value in summary[name].items())
+        print(f"  {setting.title:26s} {cells}")
     _label(out, runs["image"], data)
-    _draw(test, found, out / "picture.jpg")
+    _draw(test, predictions, out / "picture.jpg")
     picture = picture_of_rounds(runs["image"].path, load_weak(data, "image", split="train"))
     overlay.save(picture, out / "rounds.jpg")
-    seconds = time.monotonic() - began
-    content = {"made by": MADE_BY, **summary, "seconds": seconds, "images": images, "seed": seed}
+    seconds = time.monotonic() - started
+    content = {"command": COMMAND, **summary, "seconds": seconds, "images": images, "seed": seed}
     files.write_json(out / SUMMARY, content, indent=2)
     (out / STARTED).unlink(missing_ok=True)
-    print(f"{seconds / 60:.1f} min. Look at {out}/picture.jpg: test scenes, and")
-    print(f"{out}/rounds.jpg: samples and predictions, first and last round.")
-    print(f"Masks for the tags, in four formats: {out}/labels. Figures: {out}/{SUMMARY}.")
+    print(f"{seconds / 60:.1f} min. {out}/picture.jpg: predictions on test scenes.")
+    print(f"{out}/rounds.jpg: samples and predictions of the first and the last round.")
+    print(f"{out}/labels: masks for the tags in four formats. {out}/{SUMMARY}: figures.")
 
 
-def _make_room(out: Path) -> None:
+def _prepare_folder(out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         if _is_finished(out):
             aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-            out.replace(aside / out.name)  # at once, and not file by file
+            out.replace(aside / out.name)  # at once, not file by file
             shutil.rmtree(aside)
         elif not (out / STARTED).is_file():
-            raise InputError(f"{out}: exists and is no demo; give a new or empty folder")
+            raise InputError(f"{out}: exists and is not a demo; give a new or empty folder")
     files.write_bytes(out / STARTED, b"")
 
 
 def _is_finished(folder: Path) -> bool:
-    """Whether a demo made the folder, so that another may replace it."""
+    """Whether the folder holds a finished demo, which may be replaced."""
     try:
         content = json.loads((folder / SUMMARY).read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(content, dict) and content.get("made by") == MADE_BY
+    return isinstance(content, dict) and content.get("command") == COMMAND
 
 
 def _train(out: Path, data: Path, seed: int, changes: Mapping[str, str]) -> dict[str, TrainedRun]:
-    """The runs by name. Regions, classifier and seeds are made once, for all."""
-    made = out / "made"
-    tags, boxes = (load_weak(data, way, split="train") for way in ("image", "box"))
-    config = override(replace(preset(PRESET, tags.classes), seed=seed), changes).seeded()
-    regions = make_regions(tags, made / "regions", config.regions)
-    seeds = make_seeds(tags, regions, made / "seeds", config.seeds, classifier=config.classifier)
-    classifier = seeds.path / CLASSIFIER
-    make_seeds(boxes, regions, made / "seeds-box", config.seeds, classifier=classifier)
-    tasks = [(way, out, data, seed, changes) for way in WAYS]
-    work_through(tasks, _Trainer, "training four ways", jobs=min(cores(), 2), problems=Problems())
-    return {way.name: TrainedRun(out / way.name) for way in WAYS}
+    """The runs by name. Regions, classifier and seeds are computed once for all."""
+    shared = out / "shared"
+    tags, boxes = (load_weak(data, kind, split="train") for kind in ("image", "box"))
+    config = configure(PRESET, tags.classes, changes, seed=seed)
+    regions = make_regions(tags, shared / "regions", config.regions)
+    make_classifier(tags, shared / "seeds-image", config.classifier, seed=seed)
+    classifier = shared / "seeds-image" / CLASSIFIER_FILE
+    for dataset in (tags, boxes):
+        folder = shared / f"seeds-{dataset.supervision}"
+        make_seeds(dataset, regions, folder, config.seeds, classifier=classifier)
+    tasks = [(setting, out, data, seed, changes) for setting in SETTINGS]
+    jobs = min(cores(), 2)
+    work_through(tasks, _Training, "training in 4 settings", jobs=jobs, problems=Problems())
+    return {setting.name: TrainedRun(out / setting.name) for setting in SETTINGS}
 
 
-class _Trainer:
-    """Trains in a process of its own: with networks as small, two threads are hardly faster."""
+class _Training:
+    """Trains in a process of its own: for networks this small, two threads are hardly faster."""
 
     def __call__(
-        self, way: Way, out: Path, data: Path, seed: int, changes: Mapping[str, str]
+        self, setting: Setting, out: Path, data: Path, seed: int, changes: Mapping[str, str]
     ) -> None:
-        made = out / "made"
-        seeds = made / ("seeds-box" if way.supervision == "box" else "seeds")
-        given = Precomputed(
-            RegionFolder(made / "regions"), SeedFolder(seeds), made / "seeds" / CLASSIFIER
-        )
+        shared = out / "shared"
+        seeds = "seeds-box" if setting.supervision == "box" else "seeds-image"
         api.train(
-            load_weak(data, way.supervision, split="train"),
-            out / way.name,
+            load_weak(data, setting.supervision, split="train"),
+            out / setting.name,
             PRESET,
-            rounds=way.rounds,
+            rounds=setting.rounds,
             seed=seed,
             changes=changes,
-            given=given,
+            precomputed=Precomputed(
+                RegionFolder(shared / "regions"),
+                SeedFolder(shared / seeds),
+                shared / "seeds-image" / CLASSIFIER_FILE,
+            ),
             truth=load_evaluation(data, split="train"),
             jobs=1,
-            say=lambda line: print(f"  {way.name}: {line}", flush=True),
+            log=lambda line: print(f"  {setting.name}: {line}", flush=True),
         )
 
 
 def _label(out: Path, run: TrainedRun, data: Path) -> None:
-    """The training scenes' tags as masks, in every format."""
-    found = api.label(run, load_weak(data, "image", split="train"))
+    """Masks for the tags of the training scenes, in every format."""
+    labels = api.label(run, load_weak(data, "image", split="train"))
     shutil.rmtree(out / "labels", ignore_errors=True)
     with files.new_directory(out / "labels") as folder:
         formats: tuple[Format, ...] = ("coco", "voc", "yolo", "labelme")
         for name in formats:
-            place = folder / (f"{name}.json" if name == "coco" else name)
-            for line in write_dataset(found, place, name).lines():
+            path = folder / (f"{name}.json" if name == "coco" else name)
+            for line in write_dataset(labels, path, name).lines():
                 print(f"  labels as {name}: {line}")
 
 
 def _draw(
-    test: EvaluationDataset, found: Mapping[str, Mapping[ImageId, Instances]], path: Path
+    test: EvaluationDataset, predictions: Mapping[str, Mapping[ImageId, Instances]], path: Path
 ) -> None:
-    """Test scenes, a row each: what the networks find, and the truth."""
+    """Test scenes, a row each: the networks' predictions, and the truth."""
     pictures = []
-    for image in test.labelled[:8]:
+    for image in test.labelled[:SHOWN_SCENES]:
         pixels = read_image(image.image_path())
-        answers = {name: own[image.image_id] for name, own in found.items()}
-        answers = {name: own[own.scores >= SHOWN] for name, own in answers.items()}
-        answers["truth"] = test.truth(image.image_id)
-        for name, own in answers.items():
-            picture = overlay.draw(pixels, own.annotation(), test.classes, scale=1.5)
+        panels = {name: by_image[image.image_id] for name, by_image in predictions.items()}
+        panels = {name: i[i.scores >= MIN_SHOWN_SCORE] for name, i in panels.items()}
+        panels["truth"] = test.truth(image.image_id)
+        for name, instances in panels.items():
+            picture = overlay.draw(pixels, instances.annotation(), test.classes, scale=1.5)
             overlay.caption(picture, name, 2, picture.shape[0], 0.4)
             pictures.append(picture)
-    overlay.save(overlay.sheet(pictures, 10), path)
+    overlay.save(overlay.sheet(pictures, 2 * (len(SETTINGS) + 1)), path)

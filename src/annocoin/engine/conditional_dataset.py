@@ -1,25 +1,76 @@
-"""ConditionalDataset: the images of a dataset, each made ready for the conditional network when asked for."""
+"""The images of a dataset as the conditional network needs them.
+
+What depends only on annotation, regions and seeds is computed once per image and kept in a file;
+loading an example reads that file and the image.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args, overload
+from functools import partial
+from pathlib import Path
+from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from annocoin.backbones import resize_longest_side
-from annocoin.conditional.requirements import BOX_OVERLAP, Requirements, requirements_of
-from annocoin.conditional.scoring import Candidates, ScoringOptions, seed_votes
-from annocoin.data.dataset import WeakDataset
-from annocoin.errors import InputError, check_choice
-from annocoin.regions.storage import RegionFolder
+from annocoin.conditional.requirements import (
+    REQUIREMENT_FIELDS,
+    Requirements,
+    requirements_from_arrays,
+    requirements_of,
+    requirements_to_arrays,
+)
+from annocoin.conditional.scoring import Candidates, ScoringOptions, seed_prior, seed_votes
+from annocoin.data.artefacts import Arrays, ArtefactFolder, has_version, read_arrays, write_arrays
+from annocoin.data.dataset import WeakDataset, WeakImage
+from annocoin.engine.config import ConditionalConfig
+from annocoin.engine.image_stages import Execution, run_image_stage
+from annocoin.errors import InputError, Problems
+from annocoin.regions.region_set import RegionSet
+from annocoin.regions.storage import (
+    REGION_FIELDS,
+    RegionFolder,
+    regions_from_arrays,
+    regions_to_arrays,
+)
 from annocoin.seeds.seed_set import SeedFolder, Seeds
-from annocoin.seeds.votes import BEST, filter_regions, seed_pixels, soft_labels
+from annocoin.seeds.votes import filter_regions, seed_pixels, soft_labels
 from annocoin.types import ImageId
 
-Targets = Literal["votes", "pixels"]
+VERSION = 1
+FIELDS = {
+    **REGION_FIELDS,
+    **REQUIREMENT_FIELDS,
+    "seed_prior": ((None, None), ("float32",)),
+    "targets": ((None, None), ("float32", "uint8")),
+}
+"""Targets are soft labels of superpixels, or class numbers of pixels in bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedImage:
+    """The part of an example that is computed once.
+
+    Args:
+        requirements: of the annotation, with the filtered regions and fallback masks.
+        seed_prior: log odds of the regions by the seeds' votes, [P, J].
+        targets: of the initial training: soft labels of superpixels, [J+1, S], or of pixels,
+            [J+1, H, W]; both sum to 1 over the background and the J classes.
+    """
+
+    requirements: Requirements
+    seed_prior: Tensor
+    targets: Tensor
+
+    def pixel_targets(self) -> Tensor:
+        """The targets of every pixel, [J+1, H, W]."""
+        if self.targets.ndim == 3:
+            return self.targets
+        return self.targets[:, self.requirements.regions.superpixels.long()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,119 +78,223 @@ class ConditionalExample:
     """One image.
 
     Args:
-        pixels: as the network sees it, [3, h, w] in 0..1.
-        requirements: its regions, and what its annotation demands of them.
-        seeds: the first guess of where its objects are.
-        flipped: whether pixels and targets have left and right override.
-        table: what a prediction network thinks of the regions, D [P, J+1], if it was asked.
+        pixels: at the network's size, [3, h, w] in 0..1.
+        prepared: its regions, requirements and seeds.
+        table: the loss table D [P, J+1] of a prediction network, if there is one.
+        flipped: whether pixels and targets are mirrored; regions are not.
     """
 
     image_id: ImageId
     pixels: Tensor
-    requirements: Requirements
-    seeds: Seeds
-    flipped: bool = False
+    prepared: PreparedImage
     table: Tensor | None = None
+    flipped: bool = False
 
-    def targets(self, source: Targets = "votes") -> Tensor:
-        """How much every pixel belongs to the background and each class: [J+1, H, W], sums to 1.
+    @property
+    def requirements(self) -> Requirements:
+        return self.prepared.requirements
 
-        Args:
-            source: "votes" of the seeds, for regions that meet their weak_labels; or the "pixels" of the
-                seeds themselves, where their responses are strong (the paper's words, literally).
-        """
-        check_choice("targets", source, get_args(Targets))
-        shares = self._targets(source)
-        return shares.flip(2) if self.flipped else shares
-
-    def _targets(self, source: Targets) -> Tensor:
-        if source == "votes":
-            regions, votes = self.requirements.regions, seed_votes(self.requirements, self.seeds)
-            shares = soft_labels(regions, self.seeds, votes, self.requirements.labels)
-            return shares[:, regions.superpixels.long()]
-        pixels = seed_pixels(self.seeds)
-        rows = [pixels[self.seeds.labels == label].any(dim=0) for label in self.requirements.labels]
-        classes = torch.stack(rows).float() if rows else torch.zeros(0, *self.seeds.size)
-        background = (classes.sum(dim=0, keepdim=True) == 0).float()
-        shares = torch.cat([background, classes])
-        return shares / shares.sum(dim=0)
+    def targets(self) -> Tensor:
+        """The targets of every pixel in the initial training, [J+1, H, W]."""
+        targets = self.prepared.pixel_targets()
+        return targets.flip(2) if self.flipped else targets
 
     def mirrored(self) -> ConditionalExample:
-        """Left and right override, for learning from targets; its regions are not."""
+        """Flipped horizontally, for the initial training."""
         return replace(self, pixels=self.pixels.flip(2), flipped=not self.flipped)
 
+    def without_table(self) -> ConditionalExample:
+        return replace(self, table=None)
+
     def candidates(self, options: ScoringOptions | None = None) -> Candidates:
-        """What scoring and inference need to know."""
+        """The regions, ready for scoring and inference."""
         if self.flipped:
-            raise ValueError("a mirrored case has targets only")
-        return Candidates(self.requirements, options, seeds=self.seeds, table=self.table)
+            raise ValueError("the regions of a mirrored example are not mirrored")
+        prior = self.prepared.seed_prior
+        return Candidates(self.requirements, options, seed_prior=prior, table=self.table)
+
+
+class PreparedFolder(ArtefactFolder[PreparedImage]):
+    """The prepared images in a folder, by image id."""
+
+    index_name = "examples.json"
+    command = "`annocoin train`"
+
+    def read(self, path: Path) -> PreparedImage:
+        return read_arrays(
+            path, VERSION, FIELDS, _decode, what="prepared images", made="annocoin train"
+        )
 
 
 class ConditionalDataset(Sequence[ConditionalExample]):
-    """The images of a dataset that have regions and seeds, by position.
+    """The images that are prepared, by position.
 
     Args:
-        size: the length of an image's longer side when the network sees it.
-        filtered: whether only regions that seeds touch, and the `best` others, are kept.
-        seeded: whether tags admit only regions that hold a peak of their class.
-        tables: what a prediction network thinks of the images' regions, see `ConditionalExample`.
+        size: longest side of the images, in pixels.
+        tables: loss tables of a prediction network, by image id.
     """
 
     def __init__(
         self,
         dataset: WeakDataset,
-        regions: RegionFolder,
-        seeds: SeedFolder,
+        prepared: PreparedFolder,
         *,
         size: int,
-        filtered: bool = True,
-        best: int = BEST,
-        seeded: bool = True,
-        box_overlap: float = BOX_OVERLAP,
         tables: Mapping[ImageId, Tensor] | None = None,
     ) -> None:
-        self.images = [i for i in dataset if i.image_id in regions and i.image_id in seeds]
+        self.images = [image for image in dataset if image.image_id in prepared]
+        if tables is not None:
+            self.images = [image for image in self.images if image.image_id in tables]
         if not self.images:
-            raise InputError(
-                f"no image has regions in {regions.path} and seeds in {seeds.path}; "
-                "run `annocoin regions` and `annocoin seeds` on this dataset"
-            )
+            raise InputError(f"{prepared.path}: no image of the dataset is prepared there")
         self.classes = dataset.classes
-        self.regions, self.seeds, self.size = regions, seeds, size
-        self.filtered, self.best = filtered, best
-        self.seeded, self.box_overlap = seeded, box_overlap
-        self.tables = tables
+        self.prepared, self.size, self.tables = prepared, size, tables
 
     def __len__(self) -> int:
         return len(self.images)
 
     @overload
-    def __getitem__(self, position: int) -> ConditionalExample: ...
+    def __getitem__(self, index: int) -> ConditionalExample: ...
     @overload
-    def __getitem__(self, position: slice) -> list[ConditionalExample]: ...
-    def __getitem__(self, position: int | slice) -> ConditionalExample | list[ConditionalExample]:
-        if isinstance(position, slice):
-            return [self[i] for i in range(len(self))[position]]
-        image = self.images[position]
-        pixels = image.pixels()
-        regions, seeds = self.regions[image.image_id], self.seeds[image.image_id]
-        seeds.check_for(image.annotation)
-        if self.filtered:
-            kept = filter_regions(
-                regions,
-                seeds,
-                image.annotation,
-                best=self.best,
-                box_overlap=self.box_overlap,
-            )
-            regions = regions[kept]
-        requirements = requirements_of(
-            image.annotation,
-            regions,
-            seeds=seeds if self.seeded else None,
-            image=pixels,
-            box_overlap=self.box_overlap,
+    def __getitem__(self, index: slice) -> list[ConditionalExample]: ...
+    def __getitem__(self, index: int | slice) -> ConditionalExample | list[ConditionalExample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        image = self.images[index]
+        return ConditionalExample(
+            image.image_id,
+            resize_longest_side(image.pixels(), self.size),
+            self.prepared[image.image_id],
+            None if self.tables is None else self.tables[image.image_id],
         )
-        table = None if self.tables is None else self.tables[image.image_id]
-        seen = resize_longest_side(pixels, self.size)
-        return ConditionalExample(image.image_id, seen, requirements, seeds, table=table)
+
+    def image_id(self, index: int) -> ImageId:
+        return self.images[index].image_id
+
+
+def prepare_images(
+    dataset: WeakDataset,
+    regions: RegionFolder,
+    seeds: SeedFolder,
+    out: Path,
+    config: ConditionalConfig,
+    execution: Execution,
+) -> PreparedFolder:
+    """Prepare every image that has regions and seeds, and is not prepared in `out` yet."""
+    images = with_artefacts(dataset, regions, seeds, execution.problems)
+    items = [
+        (
+            image.image_id,
+            regions.name(image.image_id),
+            (image, regions.files[image.image_id], seeds.files[image.image_id]),
+        )
+        for image in images
+    ]
+    return run_image_stage(
+        PreparedFolder,
+        out,
+        preparation_options(config),
+        items,
+        partial(_Preparer, config, regions, seeds),
+        lambda path, _: has_version(path, VERSION),
+        "examples",
+        execution,
+    )
+
+
+def preparation_options(config: ConditionalConfig) -> dict[str, object]:
+    """The options on which prepared images depend."""
+    return {
+        "top_regions": config.top_regions,
+        "require_peak": config.require_peak,
+        "targets": config.training.targets,
+    }
+
+
+def with_artefacts(
+    dataset: WeakDataset, regions: RegionFolder, seeds: SeedFolder, problems: Problems
+) -> list[WeakImage]:
+    """The images that have regions, and seeds for the same annotation."""
+    usable = []
+    for image in dataset:
+        with problems.caught():
+            for folder in (regions, seeds):
+                if image.image_id not in folder:
+                    raise InputError(f"{folder.path}: nothing for image {image.image_id!r}")
+            seeds.check(image.image_id, image.annotation)
+            usable.append(image)
+    return usable
+
+
+def prepare_image(
+    image: WeakImage, regions: RegionSet, seeds: Seeds, config: ConditionalConfig
+) -> PreparedImage:
+    """Filtered regions, requirements, seed votes and targets of one image."""
+    annotation = image.annotation
+    seeds.check_for(annotation)
+    kept = filter_regions(regions, seeds, annotation, top_regions=config.top_regions)
+    requirements = requirements_of(
+        annotation,
+        regions[kept],
+        seeds=seeds if config.require_peak else None,
+        image=image.pixels(),
+    )
+    votes = seed_votes(requirements, seeds)
+    if config.training.targets == "votes":
+        targets = soft_labels(requirements.regions, seeds, votes, requirements.labels)
+    else:
+        targets = pixel_labels(seeds, requirements.labels)
+    return PreparedImage(requirements, seed_prior(requirements, seeds, votes), targets)
+
+
+def pixel_labels(seeds: Seeds, labels: Sequence[int]) -> Tensor:
+    """Pixels with a strong response of a seed of each class, the rest background: [J+1, H, W].
+
+    A pixel of several classes belongs to each of them in equal parts.
+    """
+    pixels = seed_pixels(seeds)
+    rows = [pixels[seeds.labels == label].any(dim=0) for label in labels]
+    classes = torch.stack(rows).float() if rows else torch.zeros(0, *seeds.size)
+    background = (classes.sum(dim=0, keepdim=True) == 0).float()
+    targets = torch.cat([background, classes])
+    return targets / targets.sum(dim=0)
+
+
+class _Preparer:
+    def __init__(self, config: ConditionalConfig, regions: RegionFolder, seeds: SeedFolder) -> None:
+        self.config, self.regions, self.seeds = config, regions, seeds
+
+    def compute(self, item: tuple[WeakImage, Path, Path]) -> PreparedImage:
+        image, regions, seeds = item
+        return prepare_image(image, self.regions.read(regions), self.seeds.read(seeds), self.config)
+
+    def write(self, path: Path, result: PreparedImage) -> None:
+        write_prepared(path, result)
+
+
+def write_prepared(path: Path, prepared: PreparedImage) -> None:
+    """Write a prepared image as .npz, atomically."""
+    targets = prepared.targets.numpy()
+    if targets.ndim == 3:  # shares of pixels: which classes have any
+        targets = np.packbits(targets.reshape(len(targets), -1) > 0, axis=1)
+    content: Arrays = {
+        **regions_to_arrays(prepared.requirements.regions),
+        **requirements_to_arrays(prepared.requirements),
+        "seed_prior": prepared.seed_prior.numpy(),
+        "targets": targets,
+    }
+    write_arrays(path, VERSION, content)
+
+
+def _decode(arrays: Arrays) -> PreparedImage:
+    regions = regions_from_arrays(arrays)
+    requirements = requirements_from_arrays(arrays, regions)
+    targets = arrays["targets"]
+    if targets.dtype == np.uint8:
+        height, width = regions.size
+        bits = np.unpackbits(targets, axis=1, count=height * width)
+        shares = bits.reshape(-1, height, width).astype(np.float32)
+        targets = shares / shares.sum(axis=0)
+    return PreparedImage(
+        requirements, torch.from_numpy(arrays["seed_prior"]), torch.from_numpy(targets)
+    )

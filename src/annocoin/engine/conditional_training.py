@@ -1,9 +1,11 @@
-"""The conditional network as a learner, whatever it learns from."""
+"""Training of the conditional network: first from seeds, then with a fixed prediction network."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,258 +14,277 @@ from torch.nn import functional as F
 from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.conditional.scoring import Candidates
 from annocoin.engine.conditional_dataset import ConditionalDataset, ConditionalExample
-from annocoin.engine.config import ConditionalOptions
-from annocoin.engine.distribution import ProcessGroup
+from annocoin.engine.config import ConditionalConfig, ConditionalTraining
 from annocoin.engine.randomness import generator_at, seed_of
-from annocoin.engine.trainer import Batch, Figures, Support, batch_indices, learn, order
+from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer, epoch_order
 from annocoin.errors import InputError, brief
 from annocoin.objective.direct_loss import conditional_surrogate
-from annocoin.objective.diversity import cross_diversity, self_diversity
-from annocoin.objective.task_loss import disagreement_table, total
+from annocoin.objective.diversity import GAMMA, cross_diversity, self_diversity
+from annocoin.objective.task_loss import clamp_log_odds, disagreement_table, labelling_score
+from annocoin.types import ImageId
 
-LossOf = Callable[[ConditionalExample, Tensor, int], tuple[Tensor, Figures]]
-"""The loss of one case, from its features [F, h, w] and the step's number."""
-
-
-def train_conditional(
-    net: ConditionalNetwork,
-    cases: Sequence[ConditionalExample],
-    options: ConditionalOptions,
-    steps: int,
-    rate: float,
-    loss_of: LossOf,
-    doing: str,
-    support: Support | None,
-    *,
-    augmented: Callable[[ConditionalExample, int], ConditionalExample] | None = None,
-) -> None:
-    """Steps on the mean loss of batches of cases."""
-    _check_classes(net, cases)
-
-    def batch_at(step: int, group: ProcessGroup) -> Batch:
-        places = batch_indices(step, options.batch, len(cases), group, options.seed, doing)
-        batch = [cases[place] for place in places]
-        if augmented is not None:
-            batch = [augmented(case, step) for case in batch]
-        return Batch(tuple(case.image_id for case in batch), (batch, step))
-
-    weights = [own for own in net.parameters() if own.requires_grad]
-    learn(
-        _ConditionalStep(net, loss_of, doing),
-        [{"params": weights, "lr": rate}],
-        batch_at,
-        steps=steps,
-        weight_decay=options.weight_decay,
-        clip=options.clip,
-        doing=f"conditional network, {doing}",
-        seed=options.seed,
-        support=support,
-    )
-
-
-class _ConditionalStep(nn.Module):
-    def __init__(self, net: ConditionalNetwork, loss_of: LossOf, doing: str) -> None:
-        super().__init__()
-        self.net = net
-        self.loss_of, self.doing = loss_of, doing
-
-    def forward(
-        self, batch: Sequence[ConditionalExample], step: int
-    ) -> tuple[dict[str, Tensor], Figures]:
-        features = features_of(self.net, [case.pixels for case in batch])
-        total = features[0].new_zeros(())
-        figures: list[Figures] = []
-        for case, own in zip(batch, features, strict=True):
-            try:
-                loss, numbers = self.loss_of(case, own, step)
-            except InputError as error:
-                raise InputError(
-                    f"conditional network {self.doing}, step {step + 1}, "
-                    f"image {case.image_id!r}: {error}"
-                ) from None
-            total = total + loss / len(batch)
-            figures.append(numbers)
-        means = {key: sum(own[key] for own in figures) / len(figures) for key in figures[0]}
-        return {"surrogate": total}, means
-
-
-def _check_classes(net: ConditionalNetwork, cases: Sequence[ConditionalExample]) -> None:
-    if isinstance(cases, ConditionalDataset) and cases.classes != net.architecture.classes:
-        raise InputError(
-            f"a conditional network of {brief(net.architecture.classes)}; "
-            f"the dataset has {brief(cases.classes)}"
-        )
-
-
-def features_of(net: ConditionalNetwork, images: Sequence[Tensor]) -> list[Tensor]:
-    """Features [F, h, w] of images [3, H, W] of any sizes, in one pass of the trunk.
-
-    Smaller ones are filled up with the mean colour; what belongs to that is cut off again.
-    """
-    height = max(image.shape[1] for image in images)
-    width = max(image.shape[2] for image in images)
-    batch = net.mean.expand(len(images), 3, height, width).clone()
-    for place, image in zip(batch, images, strict=True):
-        place[:, : image.shape[1], : image.shape[2]] = image
-    features = net.features(batch)
-    down, across = features.shape[2] / height, features.shape[3] / width
-    return [
-        own[:, : math.ceil(image.shape[1] * down), : math.ceil(image.shape[2] * across)]
-        for own, image in zip(features, images, strict=True)
-    ]
+FROM_SEEDS = "conditional network, from seeds"
 
 
 def train_from_seeds(
     net: ConditionalNetwork,
-    cases: Sequence[ConditionalExample],
-    options: ConditionalOptions | None = None,
+    dataset: Sequence[ConditionalExample],
+    config: ConditionalConfig,
     *,
-    support: Support | None = None,
+    seed: int = 0,
+    trainer: Trainer | None = None,
 ) -> None:
-    """The initial training: pixels learn what the seeds vote for.
+    """The initial training, on the targets that the seeds give (paper, 6.2).
 
-    Cross entropy of the pixels' scores, among the background and the classes that the annotation
-    names, with the soft labels of their superpixels. Averaged over a region, such scores say how
-    much more likely it is the object than background. Then the noise gets weights, see
-    `redraw_noise`.
+    Cross entropy of the pixels' scores, over the background and the annotated classes. Averaged
+    over a region, such scores are log odds of object against background. Afterwards the weights
+    of the noise are drawn, see `redraw_noise`.
     """
-    options = options or ConditionalOptions()
-    doing = "from seeds"
-
-    def loss_of(case: ConditionalExample, features: Tensor, step: int) -> tuple[Tensor, Figures]:
-        targets = case.targets(options.targets).to(features)
-        wanted = F.interpolate(targets[None], features.shape[-2:], mode="area")[0]
-        noise = None
-        if not options.noise and not options.pointwise:
-            place = generator_at(options.seed, doing, "noise", step, str(case.image_id))
-            noise = net.noise(1, features, place)
-        scores = net.pixel_scores(features, noise, [0, *case.requirements.labels])[0]
-        loss = -(wanted * scores.float().log_softmax(dim=0)).sum(dim=0).mean()
-        return loss, {"cross_entropy": loss.item()}
-
-    def augmented(case: ConditionalExample, step: int) -> ConditionalExample:
-        flip = seed_of(options.seed, doing, "mirror", step, str(case.image_id)) % 2 == 1
-        return case.mirrored() if flip else case
-
-    train_conditional(
-        net, cases, options, options.initial_steps, options.initial_rate, loss_of, doing, support,
-        augmented=augmented,
-    )  # fmt: skip
-    net.eval()
+    training = config.training
+    examples = _ConditionalExamples(dataset, mirror=(seed, FROM_SEEDS))
+    step = _ConditionalStep(net, partial(_seed_loss, training=training, seed=seed))
+    _fit(net, step, examples, training, trainer, FROM_SEEDS, seed)
     with torch.no_grad():
         assert net.classify.bias is not None
-        net.classify.bias[0] -= options.foreground_bias
-        if options.noise:
-            _give_noise_weights(net, cases, options)
-
-
-def _give_noise_weights(
-    net: ConditionalNetwork, cases: Sequence[ConditionalExample], options: ConditionalOptions
-) -> None:
-    few = order(0, len(cases), options.seed, "redraw noise")[: options.batch]
-    features = features_of(net, [cases[place].pixels for place in few])
-    together = torch.cat([own.flatten(1) for own in features], dim=1)[None, :, :, None]
-    net.redraw_noise(together, options.noise, generator_at(options.seed, "redraw noise"))
-
-
-Table = Callable[[ConditionalExample], Tensor]
-"""What the prediction network thinks of a case's regions: D [P, J+1], for 0 and its labels."""
+        net.classify.bias[0] -= training.foreground_bias
+        if training.noise_strength:
+            _redraw_noise(net, dataset, training, seed)
 
 
 def train_direct_loss(
     net: ConditionalNetwork,
-    cases: Sequence[ConditionalExample],
-    table: Table,
-    options: ConditionalOptions | None = None,
+    dataset: Sequence[ConditionalExample],
+    config: ConditionalConfig,
     *,
+    gamma: float = GAMMA,
     name: str = "",
-    support: Support | None = None,
+    seed: int = 0,
+    trainer: Trainer | None = None,
 ) -> None:
-    """Bring the conditional distribution to a fixed prediction distribution, given as loss tables.
+    """Training with a fixed prediction network (paper, 5 and appendix B).
 
     Minimises DIV(Pr_p, Pr_c) - gamma DIV(Pr_c, Pr_c) by its direct loss gradient.
 
     Args:
-        table: D of each case.
-        name: of this training, such as the round; other names, other images and other noise.
+        dataset: with the loss tables D of the prediction network.
+        name: such as the round; another name draws other images and noise.
     """
-    options = options or ConditionalOptions()
-    doing = f"against predictions {name}".strip()
-
-    def loss_of(case: ConditionalExample, features: Tensor, step: int) -> tuple[Tensor, Figures]:
-        candidates = case.candidates(options.scoring).to(features.device)
-        noise = None
-        if not options.pointwise:
-            place = generator_at(options.seed, doing, "noise", step, str(case.image_id))
-            noise = net.noise(options.samples, features, place)
-        unary = net.unary(features, noise, candidates.regions, candidates.columns)
-        costs = table(case).to(unary)
-        if costs.shape != unary.shape[1:] or not bool(costs.isfinite().all()):
-            raise InputError(
-                f"a loss table of shape {tuple(costs.shape)}; expected finite numbers "
-                f"{tuple(unary.shape[1:])}"
-            )
-        return direct_step(unary, candidates, costs, options)
-
-    train_conditional(net, cases, options, options.steps, options.rate, loss_of, doing, support)
-    net.eval()
+    name = f"conditional network {name}".strip()
+    loss = partial(_direct_loss, config=config, gamma=gamma, seed=seed, name=name)
+    step = _ConditionalStep(net, loss)
+    _fit(net, step, _ConditionalExamples(dataset), config.training, trainer, name, seed)
 
 
 def direct_step(
-    unary: Tensor, candidates: Candidates, table: Tensor, options: ConditionalOptions
+    unary: Tensor,
+    candidates: Candidates,
+    table: Tensor,
+    training: ConditionalTraining,
+    gamma: float = GAMMA,
 ) -> tuple[Tensor, Figures]:
     """The surrogate of one image, whose gradient is the direct loss gradient, and figures.
 
-    Greedy inference is no exact argmax: where the labelling without the loss is better with it than
-    the one found with it, that is y_a (or y_b) instead.
+    Greedy inference is not an exact argmax: where the labelling without the loss scores higher
+    than the loss augmented one, it is taken as y_a (or y_b) instead.
 
     Args:
         unary: F [K, P, J+1].
         table: D [P, J+1].
     """
     scores = candidates.scores(unary)
-    fixed = scores.detach()
-    classes = candidates.requirements.labels
-    plain = candidates.infer(fixed).labels
+    fixed, classes = scores.detach(), candidates.requirements.labels
+    predicted = candidates.infer(fixed).labels
 
-    def augmented(values: Tensor, unaugmented: Tensor) -> Tensor:
-        found = candidates.infer(values).labels
-        better = total(values, found, classes) >= total(values, unaugmented, classes)
-        return torch.where(better[:, None], found, unaugmented)
+    def augmented(values: Tensor, plain: Tensor) -> Tensor:
+        labels = candidates.infer(values).labels
+        better = labelling_score(values, labels, classes) >= labelling_score(values, plain, classes)
+        return torch.where(better[:, None], labels, plain)
 
-    against = augmented(fixed + options.epsilon * table, plain)
+    towards = augmented(fixed + training.epsilon * table, predicted)
     apart: Tensor | None = None
     count = len(scores)
-    if count > 1 and not options.pointwise and options.gamma > 0:
-        tables = options.diversity * disagreement_table(plain, candidates.iou, classes)
-        own, other = (1 - torch.eye(count, device=scores.device)).nonzero(as_tuple=True)
-        labels = augmented(fixed[own] + options.epsilon * tables[other], plain[own])
-        apart = total(scores[own], labels, classes).view(count, count - 1)
+    if count > 1 and not training.pointwise and gamma > 0:
+        tables = training.diversity_weight * disagreement_table(predicted, candidates.iou, classes)
+        first, second = (1 - torch.eye(count, device=scores.device)).nonzero(as_tuple=True)
+        labels = augmented(fixed[first] + training.epsilon * tables[second], predicted[first])
+        apart = labelling_score(scores[first], labels, classes).view(count, count - 1)
     surrogate = conditional_surrogate(
-        total(scores, plain, classes),
-        total(scores, against, classes),
+        labelling_score(scores, predicted, classes),
+        labelling_score(scores, towards, classes),
         apart,
-        epsilon=options.epsilon,
-        gamma=options.gamma,
+        epsilon=training.epsilon,
+        gamma=gamma,
     )
+    diversity = float(self_diversity(predicted, candidates.iou, classes))
     figures = {
-        "cross_diversity": float(cross_diversity(table, plain, classes)),
-        "self_diversity": options.diversity * float(self_diversity(plain, candidates.iou, classes)),
-        "moved_by_loss": float((against != plain).any(dim=1).float().mean()),
-        "instances": float((plain > 0).sum(dim=1).float().mean()),
-        "added_regions": float(candidates.requirements.added),
-        **magnitudes(unary.detach(), fixed),
+        "cross_diversity": float(cross_diversity(table, predicted, classes)),
+        "self_diversity": training.diversity_weight * diversity,
+        "changed_by_loss": float((towards != predicted).any(dim=1).float().mean()),
+        "instances": float((predicted > 0).sum(dim=1).float().mean()),
+        "fallback_regions": float(candidates.requirements.num_fallbacks),
+        **margin_figures(unary.detach(), fixed),
     }
     return surrogate, figures
 
 
-def magnitudes(unary: Tensor, scores: Tensor) -> Figures:
-    """How large the margins of F are, and how much of them is left in G: spread and correlation."""
+def margin_figures(unary: Tensor, scores: Tensor) -> Figures:
+    """Standard deviation of the margins of F over the background, and their correlation with G's."""
     before, after = (values[..., 1:] - values[..., :1] for values in (unary, scores))
     if before.numel() < 2:
-        return {"unary_spread": 0.0, "unary_correlation": 1.0}
-    pair = torch.stack([before.flatten(), after.flatten()]).cpu().double()
-    spread = pair.std(dim=1)
-    moved = (pair - pair.mean(dim=1, keepdim=True)).prod(dim=0).sum() / (pair.shape[1] - 1)
-    alike = moved / (spread[0] * spread[1]).clamp(min=1e-12)
-    return {"unary_spread": float(spread[0]), "unary_correlation": float(alike)}
+        return {"unary_std": 0.0, "unary_correlation": 1.0}
+    margins = torch.stack([before.flatten(), after.flatten()]).cpu().double()
+    correlation = torch.corrcoef(margins)[0, 1].nan_to_num(0.0)
+    return {"unary_std": float(margins[0].std()), "unary_correlation": float(correlation)}
+
+
+def batch_features(net: ConditionalNetwork, images: Sequence[Tensor]) -> list[Tensor]:
+    """Features [F, h, w] of images [3, H, W] of any sizes, in one pass of the trunk.
+
+    Smaller images are padded with the mean colour; the features of the padding are cut off.
+    """
+    height = max(image.shape[1] for image in images)
+    width = max(image.shape[2] for image in images)
+    batch = net.mean.expand(len(images), 3, height, width).clone()
+    for padded, image in zip(batch, images, strict=True):
+        padded[:, : image.shape[1], : image.shape[2]] = image
+    features = net.features(batch)
+    down, across = features.shape[2] / height, features.shape[3] / width
+    return [
+        maps[:, : math.ceil(image.shape[1] * down), : math.ceil(image.shape[2] * across)]
+        for maps, image in zip(features, images, strict=True)
+    ]
+
+
+def _seed_loss(
+    net: ConditionalNetwork,
+    example: ConditionalExample,
+    features: Tensor,
+    step: int,
+    *,
+    training: ConditionalTraining,
+    seed: int,
+) -> tuple[Tensor, Figures]:
+    targets = example.targets().to(features)
+    targets = F.interpolate(targets[None], features.shape[-2:], mode="area")[0]
+    noise = None
+    if not training.noise_strength and not training.pointwise:
+        generator = generator_at(seed, FROM_SEEDS, "noise", step, str(example.image_id))
+        noise = net.noise(1, features, generator)
+    scores = net.pixel_scores(features, noise, [0, *example.requirements.labels])[0]
+    loss = -(targets * scores.float().log_softmax(dim=0)).sum(dim=0).mean()
+    return loss, {"cross_entropy": loss.item()}
+
+
+def _direct_loss(
+    net: ConditionalNetwork,
+    example: ConditionalExample,
+    features: Tensor,
+    step: int,
+    *,
+    config: ConditionalConfig,
+    gamma: float,
+    seed: int,
+    name: str,
+) -> tuple[Tensor, Figures]:
+    training, table = config.training, example.table
+    # the table is not part of the scores here: the network has to learn what it says
+    candidates = example.without_table().candidates(config.scoring).to(features.device)
+    noise = None
+    if not training.pointwise:
+        generator = generator_at(seed, name, "noise", step, str(example.image_id))
+        noise = net.noise(training.samples, features, generator)
+    unary = net.unary(features, noise, candidates.regions, candidates.columns)
+    if table is None or table.shape != unary.shape[1:] or not bool(table.isfinite().all()):
+        shape = None if table is None else tuple(table.shape)
+        raise InputError(
+            f"a loss table of shape {shape}; expected finite numbers {tuple(unary.shape[1:])}"
+        )
+    if training.restrict_to_annotation:
+        table = clamp_log_odds(table)
+    return direct_step(unary, candidates, table.to(unary), training, gamma)
+
+
+def _fit(
+    net: ConditionalNetwork,
+    step: nn.Module,
+    examples: _ConditionalExamples,
+    training: ConditionalTraining,
+    trainer: Trainer | None,
+    name: str,
+    seed: int,
+) -> None:
+    dataset, initial = examples.dataset, name == FROM_SEEDS
+    if isinstance(dataset, ConditionalDataset) and dataset.classes != net.architecture.classes:
+        raise InputError(
+            f"a conditional network of {brief(net.architecture.classes)}; "
+            f"the dataset has {brief(dataset.classes)}"
+        )
+    schedule = Schedule(
+        steps=training.initial_steps if initial else training.steps,
+        batch_size=training.batch_size,
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm,
+    )
+    weights = [weight for weight in net.parameters() if weight.requires_grad]
+    parameters = [{"params": weights, "lr": training.initial_lr if initial else training.lr}]
+    trainer = trainer or Trainer()
+    trainer.fit(step, examples, parameters, schedule, name=name, seed=seed)
+    net.eval()
+
+
+class _ConditionalExamples:
+    """Examples for a step; mirrored at random for the initial training."""
+
+    def __init__(
+        self, dataset: Sequence[ConditionalExample], mirror: tuple[int | str, ...] | None = None
+    ) -> None:
+        self.dataset, self.mirror = dataset, mirror
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def image_id(self, index: int) -> ImageId:
+        if isinstance(self.dataset, ConditionalDataset):
+            return self.dataset.image_id(index)
+        return self.dataset[index].image_id
+
+    def load(self, index: int, step: int) -> ConditionalExample:
+        example = self.dataset[index]
+        if self.mirror is None:
+            return example
+        flip = seed_of(*self.mirror, "mirror", step, str(example.image_id)) % 2 == 1
+        return example.mirrored() if flip else example
+
+
+class _ConditionalStep(nn.Module):
+    """The mean loss of a batch, `loss(net, example, features, step)` of each image."""
+
+    def __init__(self, net: ConditionalNetwork, loss: Any) -> None:
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Figures]:
+        images = [example.pixels for example in batch.examples]
+        losses, figures = [], []
+        for example, maps in zip(batch.examples, batch_features(self.net, images), strict=True):
+            try:
+                loss, numbers = self.loss(self.net, example, maps, batch.step)
+            except InputError as error:
+                where = f"step {batch.step + 1}, image {example.image_id!r}"
+                raise InputError(f"conditional network, {where}: {error}") from None
+            losses.append(loss)
+            figures.append(numbers)
+        means = {key: sum(row[key] for row in figures) / len(figures) for key in figures[0]}
+        return {"surrogate": torch.stack(losses).mean()}, means
+
+
+def _redraw_noise(
+    net: ConditionalNetwork,
+    dataset: Sequence[ConditionalExample],
+    training: ConditionalTraining,
+    seed: int,
+) -> None:
+    few = epoch_order(0, len(dataset), seed, "redraw noise")[: training.batch_size]
+    features = batch_features(net, [dataset[index].pixels for index in few])
+    pixels = torch.cat([maps.flatten(1) for maps in features], dim=1)[None, :, :, None]
+    net.redraw_noise(pixels, training.noise_strength, generator_at(seed, "redraw noise"))

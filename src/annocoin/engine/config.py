@@ -16,7 +16,7 @@ from annocoin.prediction.networks import PredictionArchitecture
 from annocoin.prediction.soft_losses import LossOptions
 from annocoin.regions.proposals import RegionOptions
 from annocoin.seeds.seeder import SeedOptions
-from annocoin.seeds.votes import BEST
+from annocoin.seeds.votes import TOP_REGIONS
 
 FROM_CLASSIFIER = "classifier"
 """Weights of a network whose backbone starts from the backbone of the run's classifier."""
@@ -142,7 +142,7 @@ class ConditionalConfig:
     architecture: ConditionalArchitecture
     scoring: ScoringOptions = field(default_factory=ScoringOptions)
     training: ConditionalTraining = field(default_factory=ConditionalTraining)
-    top_regions: int = BEST
+    top_regions: int = TOP_REGIONS
     require_peak: bool = True
     weights: str = IMAGENET
 

@@ -1,5 +1,7 @@
-"""Metrics of a training: JSON lines for programs, TensorBoard for eyes. No times, so that a run
-that was interrupted has the same."""
+"""Metrics of a training: JSON lines for programs, TensorBoard for people.
+
+They hold no times, so that a run that was resumed has the same ones.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,18 @@ from typing import IO, Any, Protocol
 from annocoin import files
 
 
-class Log(Protocol):
-    """Where the figures of a training go."""
+class MetricsLogger(Protocol):
+    """Receives the figures of the steps of a training."""
 
-    def start(self, step: int) -> None: ...
-    def note(self, figures: Mapping[str, Any]) -> None: ...
+    def start(self, step: int) -> None:
+        """Begin after so many steps; figures of later ones are dropped."""
+
+    def log(self, figures: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
 class MemoryLogger:
-    """Figures kept in memory, a dict a step."""
+    """Keeps the figures in memory, a dict per step."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -28,41 +32,39 @@ class MemoryLogger:
     def start(self, step: int) -> None:
         del self.lines[step:]
 
-    def note(self, figures: Mapping[str, Any]) -> None:
+    def log(self, figures: Mapping[str, Any]) -> None:
         self.lines.append(dict(figures))
 
     def close(self) -> None:
         pass
 
 
-class Metrics:
-    """The figures of one stage, a line a step.
+class FileLogger:
+    """Writes a JSON line per step, and TensorBoard scalars.
 
     Args:
         path: the .jsonl file.
-        events: TensorBoard's folder for them, or None.
+        tensorboard: folder of the event files, or None.
     """
 
-    def __init__(self, path: Path, events: Path | None = None) -> None:
-        self.path, self.events = path, events
+    def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
+        self.path, self.tensorboard = path, tensorboard
         self._file: IO[str] | None = None
         self._writer: Any = None
 
     def start(self, step: int) -> None:
-        """Forget what was noted after this step, by a process that did not get further."""
-        if self._file is not None:
-            raise ValueError("a stage's metrics start once")
+        """Open the files; lines of later steps, by a process that was killed, are dropped."""
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
-        kept = [line for line in lines if 0 < _step(line) <= step]
+        kept = [line for line in lines if 0 < _step_of(line) <= step]
         files.write_bytes(self.path, b"".join(line + b"\n" for line in kept))
         self._file = self.path.open("a", encoding="utf-8")
-        if self.events is not None:
+        if self.tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds
 
-            self._writer = SummaryWriter(str(self.events), purge_step=step + 1)
+            self._writer = SummaryWriter(str(self.tensorboard), purge_step=step + 1)
 
-    def note(self, figures: Mapping[str, Any]) -> None:
-        """Add a line; "step" says where, numbers are drawn."""
+    def log(self, figures: Mapping[str, Any]) -> None:
+        """Add a line with its "step"; numbers are drawn."""
         if self._file is None:
             self.start(0)
         assert self._file is not None
@@ -81,7 +83,7 @@ class Metrics:
         self._file = self._writer = None
 
 
-def _step(line: bytes) -> int:
+def _step_of(line: bytes) -> int:
     """The step of a line, from 1; 0 of one that was cut off."""
     try:
         return int(json.loads(line)["step"])

@@ -1,4 +1,4 @@
-"""Work on many images with all cores: one thread a process, bad images reported, Ctrl-C at once."""
+"""Work on many items with all cores: one thread per process, bad items reported, Ctrl-C at once."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ import torch
 from annocoin.errors import InputError, Problems
 from annocoin.progress import track
 
-FORMS = "64"
-"""So many compiled operations a worker keeps. oneDNN's own limit, 1024, lets images of many sizes
-fill gigabytes: a worker that made regions of VOC had 2.5 after 900 of them."""
+ONEDNN_CACHE = "64"
+"""Compiled operations that a worker keeps. With oneDNN's default of 1024, images of many sizes
+fill gigabytes: a worker that computed regions of VOC had 2.5 after 900 of them."""
 
 Worker = Callable[..., Any]
-"""Does one task and gives its result, or a `BadItem` where the fault is the item's own."""
+"""Does one task and returns its result, or a `BadItem`."""
 
 
 @dataclass(frozen=True)
 class BadItem:
-    """An item that cannot be worked on, and why, in one line; what is raised stops all work."""
+    """An item that cannot be used, and the reason, in one line; exceptions stop all work."""
 
     reason: str
 
@@ -39,41 +39,41 @@ class BadItem:
 def work_through(
     tasks: Sequence[tuple[Any, ...]],
     start: Callable[[], Worker],
-    doing: str,
+    description: str,
     *,
     jobs: int,
     problems: Problems,
 ) -> list[Any]:
     """Call a worker with each task, in `jobs` processes, with 1 in this one; gives the results.
 
-    A last task that is left of many is done in this process too, with one thread as in the others:
-    results may depend on the number of threads, and must not on interruptions.
+    A single task that is left of many is done in this process, with one thread as in the others:
+    results may depend on the number of threads, and must not depend on interruptions.
 
     Args:
         tasks: arguments of the worker's calls.
-        start: makes a process's worker, with the tools that many tasks need; can be pickled.
-        doing: what the progress bar says.
+        start: makes the worker of a process; can be pickled.
+        description: of the progress bar.
     """
     if not tasks:
         return []
     if jobs == 1 or len(tasks) == 1:
-        with nullcontext() if jobs == 1 else _one_thread():
-            work = start()
-            return _collect([partial(work, *task) for task in tasks], doing, problems)
+        with nullcontext() if jobs == 1 else _single_thread():
+            worker = start()
+            return _collect([partial(worker, *task) for task in tasks], description, problems)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(tasks)), context, _start, (start,)) as pool:
+    with ProcessPoolExecutor(min(jobs, len(tasks)), context, _initialise, (start,)) as pool:
         try:
             with _interrupts_ignored():
-                futures = [pool.submit(_work, *task) for task in tasks]
-            return _collect([future.result for future in futures], doing, problems)
+                futures = [pool.submit(_call_worker, *task) for task in tasks]
+            return _collect([future.result for future in futures], description, problems)
         except BrokenProcessPool:
             raise InputError(
-                "a worker process died: for want of memory (try fewer --jobs), or because a script "
+                "a worker process died: for lack of memory (try fewer --jobs), or because a script "
                 'calls this without `if __name__ == "__main__":`'
             ) from None
         except BaseException:
             for process in list((pool._processes or {}).values()):
-                process.terminate()  # a task may take hours; `_stop` is what it does there
+                process.terminate()  # a task may take hours; `_stop` is its signal handler
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -81,14 +81,14 @@ def work_through(
 
 def cores() -> int:
     """The cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _collect(pending: list[Callable[[], Any]], doing: str, problems: Problems) -> list[Any]:
+def _collect(pending: list[Callable[[], Any]], description: str, problems: Problems) -> list[Any]:
     results = []
-    for result_of in track(pending, doing):
-        result = result_of()
+    for call in track(pending, description):
+        result = call()
         if isinstance(result, BadItem):
             with problems.caught():
                 raise InputError(result.reason)
@@ -98,49 +98,49 @@ def _collect(pending: list[Callable[[], Any]], doing: str, problems: Problems) -
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    of_torch, of_cv2 = torch.get_num_threads(), cv2.getNumThreads()
+def _single_thread() -> Iterator[None]:
+    threads = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(of_torch)
-        cv2.setNumThreads(of_cv2)
+        torch.set_num_threads(threads[0])
+        cv2.setNumThreads(threads[1])
 
 
 _worker: Worker | InputError
 
 
-def _start(start: Callable[[], Worker]) -> None:
+def _initialise(start: Callable[[], Worker]) -> None:
     global _worker
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     signal.signal(signal.SIGTERM, _stop)
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", FORMS)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_CACHE)
     try:
         _worker = start()
-    except InputError as error:  # raised here, it would look like a worker's death
+    except InputError as error:  # raised here, it would look like the death of a worker
         _worker = error
 
 
 def _stop(*_: Any) -> None:
-    """Break off the task, which tidies up, and refuse those that wait."""
+    """Break off the task, which cleans up, and refuse those that wait."""
     global _worker
     _worker = InputError("stopped")
     raise SystemExit(1)
 
 
-def _end_with_parent() -> None:
-    """End this process when the one that gives the work is killed: its task may take hours."""
+def _exit_with_parent() -> None:
+    """End this process when its parent is killed: its task may take hours."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
     os._exit(1)
 
 
-def _work(*task: Any) -> Any:
+def _call_worker(*task: Any) -> Any:
     if isinstance(_worker, InputError):
         raise _worker
     return _worker(*task)
@@ -148,12 +148,12 @@ def _work(*task: Any) -> Any:
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Processes started in the block never see Ctrl-C: it is for the one that gives the work."""
+    """Processes started in the block ignore Ctrl-C: their parent handles it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)

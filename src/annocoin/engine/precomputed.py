@@ -1,4 +1,4 @@
-"""What a run is given and need not make."""
+"""Results that a run takes over instead of computing them, and digests of what it depends on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 from annocoin.data.artefacts import ArtefactFolder
 from annocoin.data.dataset import WeakDataset
-from annocoin.engine.dataset_stages import CLASSIFIER
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.seed_set import SeedFolder
+
+CLASSIFIER_FILE = "classifier.safetensors"
 
 
 @dataclass(frozen=True)
 class Precomputed:
-    """What need not be made: what `annocoin regions` and `annocoin seeds` made."""
+    """Regions, seeds and classifier of `annocoin regions` and `annocoin seeds`."""
 
     regions: RegionFolder | None = None
     seeds: SeedFolder | None = None
@@ -24,49 +25,42 @@ class Precomputed:
 
     @property
     def classifier_file(self) -> Path | None:
-        """The classifier that is given, by itself or with the seeds."""
-        beside = None if self.seeds is None else self.seeds.path / CLASSIFIER
-        if self.classifier is not None or beside is None or not beside.is_file():
+        """The classifier, given by itself or with the seeds."""
+        if self.classifier is not None or self.seeds is None:
             return self.classifier
-        return beside
+        beside = self.seeds.path / CLASSIFIER_FILE
+        return beside if beside.is_file() else None
 
-    @property
-    def made(self) -> set[str]:
-        """The stages that have nothing to do."""
-        found = {"regions": self.regions, "seeds": self.seeds, "classifier": self.classifier_file}
-        return {name for name, own in found.items() if own is not None}
+    def __bool__(self) -> bool:
+        return any(part is not None for part in (self.regions, self.seeds, self.classifier))
 
-    def identity(self) -> dict[str, Any]:
-        """What it is, for the keys of stages and folders."""
+    def digests(self) -> dict[str, Any]:
+        """Digests of all parts, None for those that are missing."""
         return {
-            "regions": None if self.regions is None else content_of(self.regions),
-            "seeds": None if self.seeds is None else content_of(self.seeds),
-            "classifier": None if self.classifier_file is None else digest(self.classifier_file),
+            "regions": None if self.regions is None else folder_digest(self.regions),
+            "seeds": None if self.seeds is None else folder_digest(self.seeds),
+            "classifier": None
+            if self.classifier_file is None
+            else file_digest(self.classifier_file),
         }
 
 
-def fingerprint(dataset: WeakDataset) -> str:
-    """A name for what a dataset says, and for its images."""
-    found = hashlib.sha256(repr((dataset.classes, dataset.supervision)).encode())
+def dataset_digest(dataset: WeakDataset) -> str:
+    """A digest of the annotations, and of the images by name and size."""
+    digest = hashlib.sha256(repr((dataset.classes, dataset.supervision)).encode())
     for image in dataset:
         size = image.path.stat().st_size
-        found.update(repr((image.image_id, image.file_name, size, image.annotation)).encode())
-    return found.hexdigest()
+        digest.update(repr((image.image_id, image.file_name, size, image.annotation)).encode())
+    return digest.hexdigest()
 
 
-def content_of(folder: ArtefactFolder[Any]) -> dict[str, Any]:
-    """What a folder holds: how it was made, and its files by name and size."""
-    files = [(i, folder.name(i), path.stat().st_size) for i, path in folder.files.items()]
-    return {"made": folder.made, "files": hashlib.sha256(repr(files).encode()).hexdigest()}
+def folder_digest(folder: ArtefactFolder[Any]) -> dict[str, Any]:
+    """The provenance of a folder, and a digest of its files by name and size."""
+    sizes = [(i, folder.name(i), path.stat().st_size) for i, path in folder.files.items()]
+    digest = hashlib.sha256(repr(sizes).encode()).hexdigest()
+    return {"provenance": folder.provenance, "files": digest}
 
 
-def digest(path: Path) -> str:
-    """A name for a file's content."""
-    with path.open("rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
-
-
-def by_content(made: dict[str, Any], name: str) -> dict[str, Any]:
-    """The same with a file's content in the place of its path, if that is what a name says."""
-    path = Path(str(made[name]))
-    return {**made, name: digest(path)} if path.is_file() else made
+def file_digest(path: Path) -> str:
+    """A digest of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,29 +1,28 @@
-"""Train the prediction network on pseudo labels, with the conditional network fixed."""
+"""Training of the prediction network on pseudo labels, with the conditional network fixed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
-from torchvision.models.detection.image_list import ImageList
 
 from annocoin.data.dataset import WeakImage
-from annocoin.engine.config import PredictionOptions
-from annocoin.engine.distribution import ProcessGroup
+from annocoin.engine.config import PredictionConfig
 from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.engine.randomness import generator_at, seed_of
-from annocoin.engine.trainer import Batch, Figures, Support, batch_indices, learn
+from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
 from annocoin.errors import InputError
+from annocoin.objective.diversity import GAMMA
 from annocoin.prediction.networks import (
-    PredictionArchitecture,
     ResizedImage,
-    batch_of,
-    freeze,
-    share_masks,
-    view,
+    batch_images,
+    freeze_backbone,
+    make_masks_class_agnostic,
+    resize_shortest_side,
 )
 from annocoin.prediction.soft_losses import SoftLosses
 from annocoin.prediction.soft_targets import SoftTargets
@@ -32,109 +31,117 @@ from annocoin.types import ImageId
 
 def train_prediction(
     net: MaskRCNN,
-    architecture: PredictionArchitecture,
+    config: PredictionConfig,
     images: Sequence[WeakImage],
     labels: Mapping[ImageId, PseudoLabels],
-    options: PredictionOptions,
     *,
     steps: int,
-    part: tuple[float, float] = (0.0, 1.0),
+    span: tuple[float, float] = (0.0, 1.0),
+    gamma: float = GAMMA,
     name: str = "",
-    support: Support | None = None,
-) -> None:
-    """Bring the prediction distribution to the samples of the conditional one.
+    seed: int = 0,
+    trainer: Trainer | None = None,
+    optimizer_state: Path | None = None,
+) -> torch.optim.Optimizer:
+    """Train a prediction network on the samples of the conditional distribution.
 
     Minimises DIV(Pr_p, Pr_c) - (1 - gamma) DIV(Pr_p, Pr_p).
 
     Args:
-        labels: of the images, by image id.
-        part: from which to which share of the training over all rounds these steps are; the
-            learning rate falls over all of it.
-        name: of this training, such as the round; other names, other orders of the images.
+        labels: pseudo labels by image id; images without any are left out.
+        span: the fraction of the training over all rounds that these steps are, for the schedule.
+        name: such as the round; another name draws other images.
+        optimizer_state: of the round before.
     """
     usable = [image for image in images if image.image_id in labels]
     if not usable:
-        raise InputError("no image has pseudo labels; nothing to train the prediction network on")
-    doing = f"prediction {name}".strip()
-
-    def batch_at(step: int, group: ProcessGroup) -> Batch:
-        where = (options.seed, doing)
-        places = batch_indices(step, options.batch, len(usable), group, *where)
-        items = [
-            _item(usable[place], labels, architecture, options, *where, step) for place in places
-        ]
-        seen = [item.seen for item in items]
-        content = (
-            batch_of(seen, group.device),
-            [item.targets.to(group.device) for item in items],
-            [own.scale.to(group.device) for own in seen],
-            [item.generator for item in items],
-        )
-        return Batch(tuple(usable[place].image_id for place in places), content)
-
-    freeze(net, options.frozen)
-    body = [w for w in net.backbone.body.parameters() if w.requires_grad]
-    ours = {id(w) for w in body}
-    rest = [w for w in net.parameters() if w.requires_grad and id(w) not in ours]
-    learn(
-        _Learner(SoftLosses(net, options.losses)),
+        raise InputError("no image has pseudo labels to train the prediction network on")
+    name, training = f"prediction network {name}".strip(), config.training
+    freeze_backbone(net, training.frozen_layers)
+    backbone = [weight for weight in net.backbone.body.parameters() if weight.requires_grad]
+    pretrained = {id(weight) for weight in backbone}
+    heads = [w for w in net.parameters() if w.requires_grad and id(w) not in pretrained]
+    optimizer = (trainer or Trainer()).fit(
+        _PredictionStep(SoftLosses(net, config.losses, gamma)),
+        _PredictionExamples(usable, labels, config, seed, name),
         [
-            {"params": rest, "lr": options.rate},
-            {"params": body, "lr": options.rate * options.body_rate},
+            {"params": heads, "lr": training.lr},
+            {"params": backbone, "lr": training.lr * training.backbone_lr_factor},
         ],
-        batch_at,
-        steps=steps,
-        part=part,
-        optimizer_name=options.optimizer,
-        weight_decay=options.weight_decay,
-        clip=options.clip,
-        doing=f"prediction network {name}".strip(),
-        seed=options.seed,
-        support=support,
+        Schedule(
+            steps,
+            training.batch_size,
+            training.optimizer,
+            training.weight_decay,
+            training.max_grad_norm,
+            span,
+        ),
+        name=name,
+        seed=seed,
+        optimizer_state=optimizer_state,
     )
-    if options.losses.shared_masks:
-        share_masks(net)
+    if config.losses.class_agnostic_masks:
+        make_masks_class_agnostic(net)
     net.eval()
+    return optimizer
 
 
-class _Learner(nn.Module):
+class _Example(NamedTuple):
+    image: ResizedImage
+    targets: SoftTargets
+    seed: int
+
+
+class _PredictionExamples:
+    """Images with soft targets, mirrored and scaled at random."""
+
+    def __init__(
+        self,
+        images: Sequence[WeakImage],
+        labels: Mapping[ImageId, PseudoLabels],
+        config: PredictionConfig,
+        seed: int,
+        name: str,
+    ) -> None:
+        self.images, self.labels, self.config = images, labels, config
+        self.where = (seed, name)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def image_id(self, index: int) -> ImageId:
+        return self.images[index].image_id
+
+    def load(self, index: int, step: int) -> _Example:
+        image = self.images[index]
+        where = (*self.where, step, str(image.image_id))
+        low, high = self.config.training.scale_range
+        scale = low + (high - low) * float(torch.rand((), generator=generator_at(*where, "scale")))
+        architecture = self.config.architecture
+        resized = resize_shortest_side(
+            image.pixels(), round(architecture.min_size * scale), architecture.max_size
+        )
+        smaller = resized.size[0] < resized.original_size[0]
+        targets = self.labels[image.image_id].soft_targets(resized.size if smaller else None)
+        if smaller:  # the targets are at the network's size then
+            resized = ResizedImage(resized.pixels, resized.size)
+        if seed_of(*where, "mirror") % 2:
+            resized, targets = resized.mirrored(), targets.mirrored()
+        return _Example(resized, targets, seed_of(*where, "sampling"))
+
+
+class _PredictionStep(nn.Module):
     def __init__(self, losses: SoftLosses) -> None:
         super().__init__()
         self.losses = losses
 
-    def forward(
-        self,
-        images: ImageList,
-        targets: list[SoftTargets],
-        scales: list[Tensor],
-        generators: list[torch.Generator],
-    ) -> tuple[dict[str, Tensor], Figures]:
-        return self.losses(images, targets, scales, generators), {}
-
-
-@dataclass(frozen=True, eq=False)
-class _Item:
-    seen: ResizedImage
-    targets: SoftTargets
-    generator: torch.Generator
-
-
-def _item(
-    image: WeakImage,
-    labels: Mapping[ImageId, PseudoLabels],
-    architecture: PredictionArchitecture,
-    options: PredictionOptions,
-    *place: int | str,
-) -> _Item:
-    """One image of a step, perhaps mirrored, perhaps at another size."""
-    own = (*place, str(image.image_id))
-    low, high = options.scales
-    scale = low + (high - low) * float(torch.rand((), generator=generator_at(*own, "scale")))
-    seen = view(image.pixels(), round(architecture.size * scale), architecture.longest)
-    smaller = seen.size[0] < seen.original[0]
-    targets = labels[image.image_id].soft_targets(seen.size if smaller else None)
-    if smaller:
-        seen = ResizedImage(seen.pixels, seen.size)
-    if seed_of(*own, "mirror") % 2:
-        seen, targets = seen.mirrored(), targets.mirrored()
-    return _Item(seen, targets, generator_at(*own, "sampling"))
+    def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Figures]:
+        device = next(self.losses.parameters()).device
+        images = [example.image for example in batch.examples]
+        losses = self.losses(
+            batch_images(images, device),
+            [example.targets.to(device) for example in batch.examples],
+            [image.scale.to(device) for image in images],
+            [torch.Generator().manual_seed(example.seed) for example in batch.examples],
+        )
+        return losses, {}

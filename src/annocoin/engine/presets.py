@@ -50,17 +50,17 @@ def synthetic(classes: Classes) -> Config:
             PredictionArchitecture(
                 classes,
                 "tiny",
-                size=128,
-                longest=256,
-                channels=64,
-                hidden=1024,
+                min_size=128,
+                max_size=256,
+                fpn_channels=64,
+                representation_size=1024,
                 mask_layers=2,
-                smallest=20,
-                proposals=200,
-                detections=30,
-                mask_sampling=1,
+                anchor_size=20,
+                rpn_top_n=200,
+                detections_per_image=30,
+                mask_sampling_ratio=1,
             ),
-            LossOptions(anchors=64, rois=32, entropy=0.0),
+            LossOptions(anchors_per_image=64, rois_per_image=32, pointwise=True),
             PredictionTraining(
                 steps=180, final_steps=380, lr=1e-3, backbone_lr_factor=1.0, frozen_layers=4
             ),
@@ -85,17 +85,19 @@ def voc_cpu(classes: Classes) -> Config:
             PredictionArchitecture(
                 classes,
                 "mobilenet_v2",
-                size=224,
-                longest=352,
-                channels=64,
-                hidden=1024,
+                min_size=224,
+                max_size=352,
+                fpn_channels=64,
+                representation_size=1024,
                 mask_layers=2,
-                smallest=24,
-                proposals=300,
-                detections=50,
-                mask_sampling=1,
+                anchor_size=24,
+                rpn_top_n=300,
+                detections_per_image=50,
+                mask_sampling_ratio=1,
             ),
-            LossOptions(anchors=128, rois=64, entropy=0.0, shared_masks=True),
+            LossOptions(
+                anchors_per_image=128, rois_per_image=64, pointwise=True, class_agnostic_masks=True
+            ),
             PredictionTraining(
                 steps=300,
                 final_steps=900,
@@ -126,7 +128,7 @@ def voc_cpu_r50(classes: Classes) -> Config:
         prediction=replace(
             small.prediction,
             architecture=replace(
-                architecture, backbone="resnet50", size=256, longest=448, channels=96
+                architecture, backbone="resnet50", min_size=256, max_size=448, fpn_channels=96
             ),
             training=replace(training, lr=5e-4, frozen_layers=6),
         ),

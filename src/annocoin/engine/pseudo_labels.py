@@ -1,4 +1,4 @@
-"""Pseudo labels of images: what a round's prediction network is trained on, one file an image."""
+"""Pseudo labels and loss tables of images, as files: what the two networks give each other."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ from annocoin.masks import RLE, Size
 from annocoin.prediction.soft_targets import SoftTargets
 from annocoin.types import Annotation, Instances
 
-LABELS_VERSION = 1
-LABELS_FIELDS: Fields = {
+VERSION = 2
+LABEL_FIELDS: Fields = {
     "size": ((2,), ("int64",)),
     "labels": ((None,), ("int64",)),
     "boxes": ((None, 4), ("float64",)),
     "scores": ((None,), ("float64",)),
     "confidence": ((None,), ("float64",)),
-    "runs": ((None,), ("uint8",)),
-    "lengths": ((None,), ("int64",)),
+    "rle_counts": ((None,), ("uint8",)),
+    "rle_lengths": ((None,), ("int64",)),
     "members": ((None, None), ("bool",)),
     "consensus": ((), ("int64",)),
 }
-"""What a file holds: masks as COCO's compressed runs, one after the other."""
+"""Masks are COCO's compressed run lengths, concatenated."""
+
+TABLE_FIELDS: Fields = {"table": ((None, None), ("float16",))}
 
 
 @dataclass(frozen=True, eq=False)
 class PseudoLabels:
-    """The labellings of one image that K samples give.
+    """The labellings of one image by K samples.
 
     Args:
-        instances: the U different ones; the boxes that a person drew are theirs.
+        instances: the U distinct instances; their boxes are the annotated ones where there are any.
         members: which of them each sample has, bool [K, U].
-        consensus: the sample that the others agree with most.
+        consensus: the sample with the highest agreement with the others.
     """
 
     instances: Instances
@@ -53,148 +55,84 @@ class PseudoLabels:
     consensus: int
 
     @classmethod
-    def of_samples(cls, samples: Samples, annotation: Annotation) -> PseudoLabels:
-        """The samples' instances; where one stands for an annotated box, that is its box."""
-        drawn = _drawn_boxes(samples, annotation)
-        keys: dict[tuple[int, int, int], int] = {}
+    def from_samples(cls, samples: Samples, annotation: Annotation) -> PseudoLabels:
+        """The samples' instances; one that meets a box label has that box."""
+        numbers: dict[tuple[int, int, int], int] = {}  # region, label, box label -> instance
         rows: list[list[int]] = []
         for k, labels in enumerate(samples.labels):
-            row = []
-            for region in labels.nonzero()[:, 0].tolist():
-                key = (region, int(labels[region]), drawn[k].get(region, -1))
-                row.append(keys.setdefault(key, len(keys)))
-            rows.append(row)
-        members = torch.zeros(len(samples), len(keys), dtype=torch.bool)
-        for own, row in zip(members, rows, strict=True):
-            own[row] = True
-        best = int(samples.support.argmax())
-        regions = torch.tensor([region for region, _, _ in keys], dtype=torch.int64)
-        first = members.int().argmax(dim=0)
-        shown = torch.where(members[best], best, first) if len(keys) else first
+            box_labels = _box_labels(samples, k, annotation)
+            keys = [
+                (region, int(labels[region]), box_labels.get(region, -1))
+                for region in labels.nonzero()[:, 0].tolist()
+            ]
+            rows.append([numbers.setdefault(key, len(numbers)) for key in keys])
+        members = torch.zeros(len(samples), len(numbers), dtype=torch.bool)
+        for k, row in enumerate(rows):
+            members[k, row] = True
+        consensus = int(samples.support.argmax())
+        regions = torch.tensor([region for region, _, _ in numbers], dtype=torch.int64)
         chosen = samples.regions[regions]
         boxes = chosen.boxes.double().cpu().reshape(-1, 4)
-        for place, (_, _, weak_label) in enumerate(keys):
-            if weak_label >= 0:
-                boxes[place] = torch.tensor(annotation[weak_label].box, dtype=torch.float64)
+        for i, (_, _, index) in enumerate(numbers):
+            if index >= 0:
+                boxes[i] = torch.tensor(annotation[index].box, dtype=torch.float64)
+        # scores and confidence are of the consensus, or of the first sample with the instance
+        source = members.int().argmax(dim=0)
+        if len(numbers):
+            source = torch.where(members[consensus], consensus, source)
         instances = Instances(
             size=samples.regions.size,
             masks=chosen.rles(),
-            labels=[label for _, label, _ in keys],
-            scores=samples.margins[shown, regions].double().sigmoid(),
+            labels=[label for _, label, _ in numbers],
+            scores=samples.margins[source, regions].double().sigmoid(),
             boxes=boxes,
-            confidence=samples.confidence[shown, regions],
+            confidence=samples.confidence[source, regions],
         )
-        return cls(instances, members, best)
+        return cls(instances, members, consensus)
 
     @classmethod
-    def certain(cls, instances: Instances) -> PseudoLabels:
-        """A single labelling."""
+    def single(cls, instances: Instances) -> PseudoLabels:
+        """One labelling."""
         return cls(instances, torch.ones(1, len(instances), dtype=torch.bool), 0)
 
-    def agreed(self) -> Instances:
-        """The sample that the others agree with most."""
+    def consensus_instances(self) -> Instances:
+        """The instances of the sample with the highest agreement with the others."""
         return self.instances[self.members[self.consensus]]
 
     def soft_targets(self, size: Size | None = None) -> SoftTargets:
-        """As the prediction network learns from them.
+        """The targets of the prediction network.
 
         Args:
-            size: of the masks, if the image's own is more than is needed.
+            size: of the masks, default that of the image.
         """
-        if not len(self.instances):
-            different, counts = self.members[:1], torch.ones(1)
-        else:
-            different, counts = torch.unique(self.members, dim=0, return_counts=True)
+        samples, counts = self.members[:1], torch.ones(1)
+        if len(self.instances):
+            samples, counts = torch.unique(self.members, dim=0, return_counts=True)
         height, width = size or self.instances.size
-        own = self.instances.size
-        scale = torch.tensor([width / own[1], height / own[0]] * 2)
+        scale = torch.tensor([width / self.instances.size[1], height / self.instances.size[0]] * 2)
         return SoftTargets(
             self.instances.boxes.float() * scale,
             self.instances.labels,
             torch.from_numpy(masks.decode_resized(self.instances.masks, (height, width))),
-            different,
+            samples,
             counts.float() / counts.sum(),
         )
 
 
 class PseudoLabelFolder(ArtefactFolder[PseudoLabels]):
-    """The pseudo labels in a folder, by image id; read when asked for."""
+    """The pseudo labels in a folder, by image id."""
 
     index_name = "pseudo-labels.json"
     command = "`annocoin train`"
 
     def read(self, path: Path) -> PseudoLabels:
         return read_arrays(
-            path,
-            LABELS_VERSION,
-            LABELS_FIELDS,
-            _decode_labels,
-            what="pseudo labels",
-            made="annocoin train",
+            path, VERSION, LABEL_FIELDS, _decode, what="pseudo labels", made="annocoin train"
         )
 
 
-def write_pseudo_labels(path: Path, labels: PseudoLabels) -> None:
-    """Write pseudo labels as .npz, whole or not at all."""
-    found = labels.instances
-    runs = [rle["counts"] for rle in found.masks]
-    content: Arrays = {
-        "size": np.asarray(found.size, dtype=np.int64),
-        "labels": found.labels.numpy(),
-        "boxes": found.boxes.numpy(),
-        "scores": found.scores.numpy(),
-        "confidence": found.confidence.numpy(),
-        "runs": np.frombuffer(b"".join(runs), dtype=np.uint8),
-        "lengths": np.asarray([len(own) for own in runs], dtype=np.int64),
-        "members": labels.members.numpy(),
-        "consensus": np.asarray(labels.consensus, dtype=np.int64),
-    }
-    write_arrays(path, LABELS_VERSION, content)
-
-
-def labels_are_current(path: Path) -> bool:
-    """Whether a file is there and of this version; its content is not looked at."""
-    return has_version(path, LABELS_VERSION)
-
-
-def _decode_labels(fields: Arrays) -> PseudoLabels:
-    height, width = (int(side) for side in fields["size"])
-    runs, ends = fields["runs"].tobytes(), np.cumsum(fields["lengths"]).tolist()
-    starts = [0, *ends[:-1]]
-    rles: list[RLE] = [
-        {"size": [height, width], "counts": runs[start:end]}
-        for start, end in zip(starts, ends, strict=False)
-    ]
-    instances = Instances(
-        size=(height, width),
-        masks=rles,
-        labels=torch.from_numpy(fields["labels"]),
-        scores=torch.from_numpy(fields["scores"]),
-        boxes=torch.from_numpy(fields["boxes"]),
-        confidence=torch.from_numpy(fields["confidence"]),
-    )
-    return PseudoLabels(instances, torch.from_numpy(fields["members"]), int(fields["consensus"]))
-
-
-def _drawn_boxes(samples: Samples, annotation: Annotation) -> list[dict[int, int]]:
-    """For each sample, the regions that stand for a weak_label with a box, and that weak_label."""
-    boxed = [weak_label.kind == "box" and not weak_label.crowd for weak_label in annotation]
-    return [
-        {
-            region: weak_label
-            for region, weak_label in zip(met, samples.annotation_index, strict=True)
-            if boxed[weak_label]
-        }
-        for met in samples.met.tolist()
-    ]
-
-
-TABLE_VERSION = 1
-TABLE_FIELDS: Fields = {"table": ((None, None), ("float16",))}
-
-
 class TableFolder(ArtefactFolder[Tensor]):
-    """The tables D [P, J+1] in a folder, by image id; read when asked for."""
+    """The loss tables D [P, J+1] in a folder, by image id."""
 
     index_name = "tables.json"
     command = "`annocoin train`"
@@ -202,23 +140,60 @@ class TableFolder(ArtefactFolder[Tensor]):
     def read(self, path: Path) -> Tensor:
         return read_arrays(
             path,
-            TABLE_VERSION,
+            VERSION,
             TABLE_FIELDS,
-            _decode_table,
+            lambda arrays: torch.from_numpy(arrays["table"].astype(np.float32)),
             what="loss tables",
             made="annocoin train",
         )
 
 
+def write_pseudo_labels(path: Path, labels: PseudoLabels) -> None:
+    """Write pseudo labels as .npz, atomically."""
+    instances = labels.instances
+    counts = [rle["counts"] for rle in instances.masks]
+    content: Arrays = {
+        "size": np.asarray(instances.size, dtype=np.int64),
+        "labels": instances.labels.numpy(),
+        "boxes": instances.boxes.numpy(),
+        "scores": instances.scores.numpy(),
+        "confidence": instances.confidence.numpy(),
+        "rle_counts": np.frombuffer(b"".join(counts), dtype=np.uint8),
+        "rle_lengths": np.asarray([len(count) for count in counts], dtype=np.int64),
+        "members": labels.members.numpy(),
+        "consensus": np.asarray(labels.consensus, dtype=np.int64),
+    }
+    write_arrays(path, VERSION, content)
+
+
 def write_table(path: Path, table: Tensor) -> None:
-    """Write D as .npz, whole or not at all; in half precision, D is at most 12."""
-    write_arrays(path, TABLE_VERSION, {"table": table.cpu().numpy().astype(np.float16)})
+    """Write a loss table as .npz, atomically, in half precision: D is at most 12."""
+    write_arrays(path, VERSION, {"table": table.cpu().numpy().astype(np.float16)})
 
 
-def table_is_current(path: Path) -> bool:
-    """Whether a file is there and of this version; its content is not looked at."""
-    return has_version(path, TABLE_VERSION)
+def is_current(path: Path) -> bool:
+    """Whether a file of pseudo labels or a loss table exists and is of this version."""
+    return has_version(path, VERSION)
 
 
-def _decode_table(fields: Arrays) -> Tensor:
-    return torch.from_numpy(fields["table"].astype(np.float32))
+def _decode(arrays: Arrays) -> PseudoLabels:
+    height, width = (int(side) for side in arrays["size"])
+    counts, ends = arrays["rle_counts"].tobytes(), np.cumsum(arrays["rle_lengths"]).tolist()
+    rles: list[RLE] = [
+        {"size": [height, width], "counts": counts[start:end]}
+        for start, end in zip([0, *ends[:-1]], ends, strict=False)
+    ]
+    fields = ("labels", "scores", "boxes", "confidence")
+    instances = Instances(
+        size=(height, width),
+        masks=rles,
+        **{name: torch.from_numpy(arrays[name]) for name in fields},
+    )
+    return PseudoLabels(instances, torch.from_numpy(arrays["members"]), int(arrays["consensus"]))
+
+
+def _box_labels(samples: Samples, k: int, annotation: Annotation) -> dict[int, int]:
+    """The regions of sample k that meet a box label, and the index of that label."""
+    pairs = zip(samples.met[k].tolist(), samples.annotation_index, strict=True)
+    is_box = [label.kind == "box" and not label.crowd for label in annotation]
+    return {region: index for region, index in pairs if is_box[index]}

@@ -1,50 +1,74 @@
-"""Block coordinate descent: the two networks in turn, each with the other fixed."""
+"""Block coordinate descent (paper, 5): the two networks in turn, each with the other fixed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from annocoin.conditional.networks import ConditionalNetwork, read_conditional, write_conditional
+from annocoin.conditional.networks import (
+    ConditionalNetwork,
+    read_conditional,
+    write_conditional,
+)
 from annocoin.data.dataset import WeakDataset
-from annocoin.engine.conditional_dataset import ConditionalExample
+from annocoin.engine.conditional_dataset import (
+    ConditionalDataset,
+    PreparedFolder,
+    preparation_options,
+    prepare_images,
+)
 from annocoin.engine.conditional_training import train_direct_loss, train_from_seeds
-from annocoin.engine.config import FROM_CLASSIFIER, Config, check_weights, with_classifier
-from annocoin.engine.dataset_stages import (
-    CLASSIFIER,
-    check_classes,
+from annocoin.engine.config import FROM_CLASSIFIER, Config
+from annocoin.engine.distribution import single_process
+from annocoin.engine.image_stages import (
+    Execution,
     make_classifier,
     make_regions,
     make_seeds,
 )
-from annocoin.engine.distribution import ProcessGroup, single_process
-from annocoin.engine.labelling import Sources, draw_labels, make_loss_tables, retrieve_labels
-from annocoin.engine.precomputed import Precomputed, by_content, content_of, digest, fingerprint
+from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
+from annocoin.engine.precomputed import (
+    CLASSIFIER_FILE,
+    Precomputed,
+    dataset_digest,
+    file_digest,
+    folder_digest,
+)
 from annocoin.engine.prediction_training import train_prediction
+from annocoin.engine.preflight import check_before_work, plan
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
 from annocoin.engine.randomness import seed_of, seeded
-from annocoin.engine.run_directory import Run, Say, Stage, open_run
-from annocoin.engine.trainer import EVERY
-from annocoin.errors import InputError, Problems
+from annocoin.engine.run_directory import Log, Run, Stage, open_run
+from annocoin.engine.trainer import CHECKPOINT_SECONDS, save_optimizer
+from annocoin.errors import Problems
 from annocoin.prediction.networks import build_network, read_prediction, write_prediction
 from annocoin.progress import track
 from annocoin.regions.storage import RegionFolder
-from annocoin.seeds.classifier import read_classifier
 from annocoin.seeds.seed_set import SeedFolder
 from annocoin.types import ImageId, Instances
 
-CONDITIONAL = "conditional.safetensors"
-PREDICTION = "prediction.safetensors"
+CONDITIONAL_FILE = "conditional.safetensors"
+PREDICTION_FILE = "prediction.safetensors"
+OPTIMIZER_FILE = "optimizer.pt"
 FILES = "files"
 
-Measure = Callable[[Mapping[ImageId, Instances]], dict[str, float]]
-"""Tells how good pseudo labels are, where somebody has the truth. Nothing is learned from it."""
-
 Labels = Mapping[ImageId, PseudoLabels]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measures pseudo labels with true masks; nothing is learned from it.
+
+    Args:
+        figures: of instances by image id.
+        digest: of the true masks.
+    """
+
+    figures: Callable[[Mapping[ImageId, Instances]], dict[str, float]]
+    digest: str
 
 
 def train_run(
@@ -52,372 +76,352 @@ def train_run(
     out: str | Path,
     config: Config,
     *,
-    given: Precomputed | None = None,
-    measure: Measure | None = None,
-    group: ProcessGroup | None = None,
-    jobs: int | None = None,
-    problems: Problems | None = None,
-    say: Say = print,
-    every: float = EVERY,
+    precomputed: Precomputed | None = None,
+    measurement: Measurement | None = None,
+    execution: Execution | None = None,
+    log: Log = print,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
-    """All stages of a run, those that are not done yet; gives the prediction network's file.
+    """Run all stages that are not done yet; gives the file of the prediction network.
 
-    The same call goes on after an interruption, and ends the same.
-
-    Args:
-        config: everything about the method; its classes are the dataset's.
-        measure: measures each round's pseudo labels.
-        jobs: processes, for each of the group's, of stages that go image by image; default all
-            cores, and on a GPU one where a network computes.
-        every: seconds between checkpoints.
+    The same call resumes an interrupted run, and ends with the same result.
     """
-    if config.classes != dataset.classes:
-        raise InputError("the configuration is of other classes than the dataset")
-    config, group, given = config.seeded(), group or single_process(), given or Precomputed()
-    if given.classifier_file is not None:
-        if given.classifier_file.resolve() == (Path(out) / CLASSIFIER).resolve():
-            raise InputError(f"{given.classifier_file}: is the run's own; leave --classifier out")
-        check_classes(given.classifier_file, dataset.classes)
-        of_file = read_classifier(given.classifier_file).architecture
-        config = with_classifier(config, of_file.backbone, of_file.stride_in_1x1)
-    check_weights(config)
-    with open_run(out, config.to_json(), group, say=say, every=every) as run:
-        for line in plan(config, dataset, given.made):
-            run.say(line)
-        work = _Rounds(run, dataset, config, given, measure, jobs, problems or Problems())
-        final = work.all()
-        run.publish(final.folder / PREDICTION, PREDICTION)
+    execution, precomputed = execution or Execution(), precomputed or Precomputed()
+    group = execution.group or single_process()
+    execution = replace(execution, group=group)
+    config = check_before_work(dataset, out, config, precomputed, execution.problems)
+    with open_run(
+        out, config.to_json(), group, log=log, checkpoint_seconds=checkpoint_seconds
+    ) as run:
+        for line in plan(config, dataset, precomputed):
+            run.log(line)
+        rounds = _Rounds(run, dataset, config, precomputed, measurement, execution)
+        rounds.networks["prediction"] = rounds.all().folder / PREDICTION_FILE
         run.finish(
+            rounds.networks,
             config=config.to_json(),
             supervision=dataset.supervision,
-            dataset=fingerprint(dataset),
-            **{name: run.place(folder) for name, folder in work.folders.items()},
+            dataset=dataset_digest(dataset),
+            folders={name: run.relative(path) for name, path in rounds.folders.items()},
         )
-    return Path(out) / PREDICTION
+    return Path(out) / PREDICTION_FILE
 
 
 class _Rounds:
-    """The stages of a run in their order, each method one of them."""
+    """The stages of a run in their order, a method each."""
+
+    regions: RegionFolder
+    seeds: SeedFolder
+    prepared: PreparedFolder
 
     def __init__(
         self,
         run: Run,
         dataset: WeakDataset,
         config: Config,
-        given: Precomputed,
-        measure: Measure | None,
-        jobs: int | None,
-        problems: Problems,
+        precomputed: Precomputed,
+        measurement: Measurement | None,
+        execution: Execution,
     ) -> None:
-        self.run, self.dataset, self.config, self.given = run, dataset, config, given
-        self.measure = measure
-        self.sharing: dict[str, Any] = {"group": run.group, "jobs": jobs, "problems": problems}
+        self.run, self.dataset, self.config = run, dataset, config
+        self.precomputed, self.measurement, self.execution = precomputed, measurement, execution
         self.machine = {"processes": run.group.world_size, "precision": run.group.precision}
-        self.prediction_steps = 0  # of stages before
+        self.prediction_steps = 0  # of the stages before
         self.classifier: Stage | None = None
-        self.folders: dict[str, Path] = {}  # of what `label` can use again
+        self.networks: dict[str, Path] = {}  # of the result
+        self.folders: dict[str, Path] = {}  # that `label` can use again
 
     def all(self) -> Stage:
-        data = self.run.stage("dataset", {"images": fingerprint(self.dataset)})
-        whole = self.config.prediction_steps
-        self.classifier = self.make_classifier(data)
+        data = self.run.stage("dataset", {"images": dataset_digest(self.dataset)})
+        self.classifier = self.train_classifier(data)
         if self.dataset.fully_masked:
-            labels = _true_labels(self.dataset, self.sharing["problems"])
-            return self.prediction("prediction", data, labels, whole)
-        regions = self.make_regions(data)
-        seeds = self.make_seeds(regions)
+            labels = _true_labels(self.dataset, self.execution.problems)
+            return self.train_prediction("prediction", data, labels, self.config.prediction_steps)
+        regions = self.compute_regions(data)
+        seeds = self.compute_seeds(regions)
         if self.config.rounds == 0:
-            return self.prediction("prediction", self.retrieved(seeds), None, whole)
-        return self.descend(self.from_seeds(seeds))
+            labels_stage = self.retrieve(seeds)
+            steps = self.config.prediction_steps
+            return self.train_prediction("prediction", labels_stage, None, steps)
+        return self.alternate(self.train_from_seeds(self.prepare(seeds)))
 
-    def descend(self, conditional: Stage) -> Stage:
-        learning = self.config.prediction.learning
+    def alternate(self, conditional: Stage) -> Stage:
+        training = self.config.prediction.training
         prediction: Stage | None = None
         tables: Stage | None = None
         for number in range(1, self.config.rounds + 1):
             name = f"round {number}"
-            samples = self.samples(f"{name}, samples", conditional, tables)
-            prediction = self.prediction(
-                f"{name}, prediction", samples, None, learning.steps, prediction
+            samples = self.draw_samples(f"{name}, samples", conditional, tables)
+            prediction = self.train_prediction(
+                f"{name}, prediction", samples, None, training.steps, prediction
             )
-            tables = self.tables(f"{name}, tables", prediction)
-            conditional = self.against(f"{name}, conditional", conditional, tables)
-        samples = self.samples("final samples", conditional, tables)
-        self.run.publish(conditional.folder / CONDITIONAL, CONDITIONAL)
-        return self.prediction("final prediction", samples, None, learning.final_steps, prediction)
+            tables = self.score_regions(f"{name}, tables", prediction)
+            conditional = self.train_conditional(f"{name}, conditional", conditional, tables)
+        samples = self.draw_samples("final samples", conditional, tables)
+        self.networks["conditional"] = conditional.folder / CONDITIONAL_FILE
+        steps = training.final_steps
+        return self.train_prediction("final prediction", samples, None, steps, prediction)
 
-    def make_classifier(self, data: Stage) -> Stage | None:
-        """The classifier, made here or given; none where nobody asks for one."""
-        file = self.given.classifier_file
+    def train_classifier(self, data: Stage) -> Stage | None:
+        """The classifier, trained or precomputed; None where it is not needed."""
+        file = self.precomputed.classifier_file
         if file is not None:
-            stage = self.run.stage("classifier", {"given": digest(file)}, data)
-            self.run.publish(file, CLASSIFIER)
-            return stage
-        for_seeds = self.given.seeds is None and not self.dataset.fully_masked
-        if not for_seeds and not self.config.from_classifier:
+            self.networks["classifier"] = file
+            return self.run.stage("classifier", {"precomputed": file_digest(file)}, data)
+        needs_seeds = self.precomputed.seeds is None and not self.dataset.fully_masked
+        if not needs_seeds and not self.config.needs_classifier:
             return None
         options = self.config.classifier
-        stage = self.run.stage("classifier", by_content(asdict(options), "backbone_weights"), data)
-
-        def work() -> None:
-            make_classifier(
+        stage = self.run.stage(
+            "classifier", {**_by_content(asdict(options)), **self._seeded, **self.machine}, data
+        )
+        self.run.do(
+            stage,
+            lambda: make_classifier(
                 self.dataset,
                 stage.folder,
                 options,
-                device=str(self.run.group.device),
-                problems=self.sharing["problems"],
-                group=self.run.group,
-            )
-
-        self.run.do(stage, work)
-        self.run.publish(stage.folder / CLASSIFIER, CLASSIFIER)
+                seed=self.config.seed,
+                trainer=self._trainer(stage),
+            ),
+        )
+        self.networks["classifier"] = stage.folder / CLASSIFIER_FILE
         return stage
 
-    def first_weights(self, said: str) -> tuple[str | Path, tuple[Stage, ...]]:
-        """What a network starts from, and the stage that made it."""
-        if said != FROM_CLASSIFIER:
-            return said, ()
+    def compute_regions(self, data: Stage) -> Stage:
+        if self.precomputed.regions is not None:
+            self.regions = self.precomputed.regions
+            self.folders["regions"] = self.regions.path
+            return self.run.stage("regions", folder_digest(self.regions), data)
+        options = self.config.regions
+        stage = self.run.stage("regions", asdict(options), data)
+        folder = stage.folder / FILES
+        self.run.do(stage, partial(make_regions, self.dataset, folder, options, self.execution))
+        self.regions = RegionFolder(folder)
+        self.folders["regions"] = folder
+        return stage
+
+    def compute_seeds(self, regions: Stage) -> Stage:
+        if self.precomputed.seeds is not None:
+            self.seeds = self.precomputed.seeds
+            self.folders["seeds"] = self.seeds.path
+            return self.run.stage("seeds", folder_digest(self.seeds), regions)
         assert self.classifier is not None
-        return self.run.path / CLASSIFIER, (self.classifier,)
-
-    def make_regions(self, data: Stage) -> Stage:
-        """Regions of every image, made here or given."""
-        if self.given.regions is not None:
-            self.regions = self.given.regions
-            return self.run.stage("regions", {"given": self.given.identity()["regions"]}, data)
-        stage = self.run.stage("regions", asdict(self.config.regions), data)
-
-        def work() -> None:
-            make_regions(self.dataset, stage.folder / FILES, self.config.regions, **self.sharing)
-
-        self.run.do(stage, work)
-        self.regions = RegionFolder(stage.folder / FILES)
+        options = self.config.seeds
+        stage = self.run.stage("seeds", asdict(options), regions, self.classifier)
+        folder = stage.folder / FILES
+        self.run.do(
+            stage,
+            partial(
+                make_seeds,
+                self.dataset,
+                self.regions,
+                folder,
+                options,
+                classifier=self.networks["classifier"],
+                execution=self.execution,
+            ),
+        )
+        self.seeds = SeedFolder(folder)
+        self.folders["seeds"] = folder
         return stage
 
-    def make_seeds(self, regions: Stage) -> Stage:
-        """The seeds of every image, made here or given."""
-        if self.given.seeds is not None:
-            stage = self.run.stage("seeds", {"given": content_of(self.given.seeds)}, regions)
-            seeds = self.given.seeds
-        else:
-            assert self.classifier is not None
-            stage = self.run.stage("seeds", asdict(self.config.seeds), regions, self.classifier)
-
-            def work() -> None:
-                make_seeds(
-                    self.dataset,
-                    self.regions,
-                    stage.folder / FILES,
-                    self.config.seeds,
-                    classifier=self.run.path / CLASSIFIER,
-                    device=str(self.run.group.device),
-                    **self.sharing,
-                )
-
-            self.run.do(stage, work)
-            seeds = SeedFolder(stage.folder / FILES)
-        self.sources = Sources(self.dataset, self.regions, seeds)
-        self.sources.check(self.sharing["problems"])
-        self.folders |= {"regions": self.regions.path, "seeds": seeds.path}
+    def prepare(self, seeds: Stage) -> Stage:
+        """What training and sampling need of every image, computed once."""
+        config = self.config.conditional
+        stage = self.run.stage("examples", preparation_options(config), seeds)
+        folder = stage.folder / FILES
+        arguments = (self.dataset, self.regions, self.seeds, folder, config, self.execution)
+        self.run.do(stage, partial(prepare_images, *arguments))
+        self.prepared = PreparedFolder(folder)
         return stage
 
-    def retrieved(self, seeds: Stage) -> Stage:
-        """The regions that seeds retrieve, as pseudo labels."""
+    def retrieve(self, seeds: Stage) -> Stage:
+        """The regions retrieved for the seeds, as pseudo labels."""
         stage = self.run.stage("retrieved labels", {}, seeds)
-
-        def work() -> None:
-            retrieve_labels(self.sources, stage.folder, **self.sharing)
-
-        self.run.do(stage, work)
+        arguments = (self.dataset, self.regions, self.seeds, stage.folder, self.execution)
+        self.run.do(stage, partial(retrieve_labels, *arguments))
         self._measure(stage)
-        self.folders["labels"] = stage.folder
         return stage
 
-    def from_seeds(self, seeds: Stage) -> Stage:
+    def train_from_seeds(self, prepared: Stage) -> Stage:
         """The initial training of the conditional network."""
-        preset = self.config.conditional
-        made = {**by_content(asdict(preset), "weights"), **self.machine}
-        weights, makers = self.first_weights(preset.weights)
-        stage = self.run.stage("conditional", made, seeds, *makers)
+        config = self.config.conditional
+        options = {**_by_content(asdict(config)), **self._seeded, **self.machine}
+        weights, inputs = self._initial_weights(config.weights)
+        stage = self.run.stage("conditional", options, prepared, *inputs)
 
         def work() -> None:
             with seeded(seed_of(self.config.seed, "conditional weights")):
-                net = ConditionalNetwork(preset.architecture, weights)
+                net = ConditionalNetwork(config.architecture, weights)
             net.to(self.run.group.device)
-            cases = preset.cases(self.dataset, self.regions, self.sources.seeds)
-            train_from_seeds(net, cases, preset.learning, support=self.run.support(stage))
+            train_from_seeds(
+                net,
+                self._examples(),
+                config,
+                seed=self.config.seed,
+                trainer=self._trainer(stage),
+            )
             self._write_conditional(stage, net)
 
         self.run.do(stage, work)
         return stage
 
-    def samples(self, name: str, conditional: Stage, tables: Stage | None) -> Stage:
-        """Pseudo labels: what both networks think, as far as there are both already."""
+    def draw_samples(self, name: str, conditional: Stage, tables: Stage | None) -> Stage:
+        """Pseudo labels: samples of the conditional network, with the latest loss tables."""
         inputs = (conditional,) if tables is None else (conditional, tables)
         stage = self.run.stage(name, {}, *inputs)
-
-        def work() -> None:
-            draw_labels(
-                self.sources,
-                conditional.folder / CONDITIONAL,
+        self.run.do(
+            stage,
+            partial(
+                draw_labels,
+                self.dataset,
+                self.prepared,
+                conditional.folder / CONDITIONAL_FILE,
                 self.config.conditional,
                 stage.folder,
+                self.execution,
                 seed=self.config.seed,
                 tables=None if tables is None else TableFolder(tables.folder),
-                **self.sharing,
-            )
-
-        self.run.do(stage, work)
+            ),
+        )
         self._measure(stage)
         return stage
 
-    def prediction(
+    def train_prediction(
         self,
         name: str,
-        before: Stage,
+        source: Stage,
         labels: Labels | None,
         steps: int,
-        earlier: Stage | None = None,
+        previous: Stage | None = None,
     ) -> Stage:
-        """The prediction network on pseudo labels, from where it was after the last round.
+        """The prediction network on pseudo labels, continuing from the round before.
 
         Args:
-            before: the stage that made the labels, if they are not given.
+            source: the stage with the pseudo labels, unless `labels` are passed.
         """
-        preset = self.config.prediction
-        whole, done = self.config.prediction_steps, self.prediction_steps
-        self.prediction_steps += steps
-        part = (done / whole, self.prediction_steps / whole)
-        learning = replace(preset.learning, steps=1, final_steps=1)  # said by `steps` and `part`
-        made = by_content(asdict(replace(preset, learning=learning)), "weights")
-        made |= {"steps": steps, "part": part, **self.machine}
-        weights, makers = self.first_weights(preset.weights)
-        inputs = (before, *makers) if earlier is None else (before, earlier)
-        stage = self.run.stage(name, made, *inputs)
+        config, total = self.config.prediction, self.config.prediction_steps
+        done, self.prediction_steps = self.prediction_steps, self.prediction_steps + steps
+        span = (done / total, self.prediction_steps / total)
+        training = replace(config.training, steps=1, final_steps=1)  # `steps` and `span` say that
+        options = _by_content(asdict(replace(config, training=training)))
+        options |= {"steps": steps, "span": span, "gamma": self.config.gamma}
+        options |= {**self._seeded, **self.machine}
+        weights, inputs = self._initial_weights(config.weights)
+        stage = self.run.stage(name, options, source, *((previous,) if previous else inputs))
 
         def work() -> None:
-            if earlier is None:
+            if previous is None:
                 with seeded(seed_of(self.config.seed, "prediction weights")):
-                    net = build_network(preset.architecture, weights)
+                    net = build_network(config.architecture, weights)
             else:
-                net, _ = read_prediction(earlier.folder / PREDICTION)
+                net, _ = read_prediction(previous.folder / PREDICTION_FILE)
             net.to(self.run.group.device)
-            train_prediction(
+            optimizer = train_prediction(
                 net,
-                preset.architecture,
+                config,
                 self.dataset,
-                PseudoLabelFolder(before.folder) if labels is None else labels,
-                preset.learning,
+                PseudoLabelFolder(source.folder) if labels is None else labels,
                 steps=steps,
-                part=part,
+                span=span,
+                gamma=self.config.gamma,
                 name=name,
-                support=self.run.support(stage),
+                seed=self.config.seed,
+                trainer=self._trainer(stage),
+                optimizer_state=None if previous is None else previous.folder / OPTIMIZER_FILE,
             )
             if self.run.group.is_main:
-                write_prediction(stage.folder / PREDICTION, net, preset.architecture)
+                if name.startswith("round"):
+                    save_optimizer(stage.folder / OPTIMIZER_FILE, optimizer)
+                write_prediction(stage.folder / PREDICTION_FILE, net, config.architecture)
 
         self.run.do(stage, work)
         return stage
 
-    def tables(self, name: str, prediction: Stage) -> Stage:
-        """What the prediction network thinks of every region."""
+    def score_regions(self, name: str, prediction: Stage) -> Stage:
+        """The loss tables of all images under the prediction network."""
         stage = self.run.stage(name, {}, prediction)
-
-        def work() -> None:
-            make_loss_tables(
-                self.sources,
-                prediction.folder / PREDICTION,
-                self.config.conditional,
-                stage.folder,
-                **self.sharing,
-            )
-
-        self.run.do(stage, work)
+        file, config = prediction.folder / PREDICTION_FILE, self.config.conditional
+        arguments = (self.dataset, self.prepared, file, config, stage.folder, self.execution)
+        self.run.do(stage, partial(make_loss_tables, *arguments))
         return stage
 
-    def against(self, name: str, conditional: Stage, tables: Stage) -> Stage:
-        """The conditional network against the tables, from where it was."""
-        preset = self.config.conditional
-        stage = self.run.stage(name, {}, conditional, tables)
+    def train_conditional(self, name: str, conditional: Stage, tables: Stage) -> Stage:
+        """The conditional network with the prediction network's loss tables."""
+        config = self.config.conditional
+        stage = self.run.stage(name, {"gamma": self.config.gamma}, conditional, tables)
 
         def work() -> None:
-            net = read_conditional(conditional.folder / CONDITIONAL).to(self.run.group.device)
-            found = TableFolder(tables.folder)
-            # without the tables in its scores: it is to learn what they say, not to rely on them
-            cases = preset.cases(self.dataset, self.regions, self.sources.seeds)
-
-            def table(case: ConditionalExample) -> Tensor:
-                return preset.table_to_learn(found[case.image_id])
-
-            support = self.run.support(stage)
-            train_direct_loss(net, cases, table, preset.learning, name=name, support=support)
+            net = read_conditional(conditional.folder / CONDITIONAL_FILE)
+            net.to(self.run.group.device)
+            train_direct_loss(
+                net,
+                self._examples(TableFolder(tables.folder)),
+                config,
+                gamma=self.config.gamma,
+                name=name,
+                seed=self.config.seed,
+                trainer=self._trainer(stage),
+            )
             self._write_conditional(stage, net)
 
         self.run.do(stage, work)
         return stage
 
+    @property
+    def _seeded(self) -> dict[str, int]:
+        return {"seed": self.config.seed}
+
+    def _trainer(self, stage: Stage) -> Any:
+        workers = 0 if self.execution.jobs == 1 else None
+        return self.run.trainer(stage, self.execution.problems, workers)
+
+    def _examples(self, tables: TableFolder | None = None) -> ConditionalDataset:
+        size = self.config.conditional.architecture.size
+        return ConditionalDataset(self.dataset, self.prepared, size=size, tables=tables)
+
+    def _initial_weights(self, weights: str) -> tuple[str | Path, tuple[Stage, ...]]:
+        """The weights that a network starts from, and the stage that made them."""
+        if weights != FROM_CLASSIFIER:
+            return weights, ()
+        assert self.classifier is not None
+        return self.networks["classifier"], (self.classifier,)
+
     def _write_conditional(self, stage: Stage, net: ConditionalNetwork) -> None:
         if self.run.group.is_main:
-            write_conditional(stage.folder / CONDITIONAL, net)
+            write_conditional(stage.folder / CONDITIONAL_FILE, net)
 
     def _measure(self, stage: Stage) -> None:
-        """Measure a stage's labels, if somebody wants it, also where they were made before."""
-        if (measure := self.measure) is not None:
-            labels = PseudoLabelFolder(stage.folder)
-            self.run.note(stage, lambda: measure({i: own.agreed() for i, own in labels.items()}))
+        """Measure a stage's pseudo labels, also where they were made before."""
+        if (measurement := self.measurement) is None:
+            return
+        labels = PseudoLabelFolder(stage.folder)
+        self.run.measure(
+            stage,
+            lambda: measurement.figures(
+                {i: own.consensus_instances() for i, own in labels.items()}
+            ),
+            measurement.digest,
+        )
+
+
+def _by_content(options: dict[str, Any]) -> dict[str, Any]:
+    """Options with a digest instead of the path of a file of weights."""
+    path = Path(str(options["weights"]))
+    return {**options, "weights": file_digest(path)} if path.is_file() else options
 
 
 def _true_labels(dataset: WeakDataset, problems: Problems) -> Labels:
-    """The masks that are given, without those of crowds.
+    """The annotated masks, without those of crowds.
 
     Where bad images are skipped, each is opened now: training would meet them one by one.
     """
-    found = {}
+    labels = {}
     for image in track(dataset, "opening images") if problems.skip else dataset:
         with problems.caught():
             if problems.skip:
                 image.pixels()
             instances = image.annotation.instances()
-            found[image.image_id] = PseudoLabels.certain(instances[~instances.crowd])
-    return found
-
-
-def plan(config: Config, dataset: WeakDataset, given: Collection[str] = ()) -> list[str]:
-    """The stages and their sizes.
-
-    Args:
-        given: what need not be made of "regions", "classifier" and "seeds".
-    """
-    images, learning = len(dataset), config.prediction.learning
-    size, backbone = config.prediction.architecture.size, config.prediction.architecture.backbone
-    lines = [f"{images} images, {len(dataset.classes)} classes, supervision {dataset.supervision}"]
-
-    def add(stage: str, work: str) -> None:
-        lines.append(f"  {stage:12s} {work}")
-
-    network = f"Mask R-CNN, {backbone} at {size} pixels"
-    makes_seeds = "seeds" not in given and not dataset.fully_masked
-    if (makes_seeds or config.from_classifier) and "classifier" not in given:
-        classifier = config.classifier
-        add("classifier", f"{classifier.backbone}: {classifier.epochs} epochs of {images} images")
-    if dataset.fully_masked:
-        add("prediction", f"{network}: {config.prediction_steps} steps of {learning.batch} images")
-        return lines
-    if "regions" not in given:
-        add("regions", f"of {images} images")
-    if makes_seeds:
-        add("seeds", f"of {images} images")
-    if config.rounds == 0:
-        add("labels", f"regions retrieved for the seeds of {images} images")
-        add("prediction", f"{network}: {config.prediction_steps} steps of {learning.batch} images")
-        return lines
-    own = config.conditional.learning
-    trunk = config.conditional.architecture.trunk
-    add("conditional", f"{trunk}: {own.initial_steps} steps of {own.batch} images, from the seeds")
-    add(
-        f"{config.rounds} rounds",
-        f"{own.samples} samples of {images} images; {network}: {learning.steps} steps of "
-        f"{learning.batch}; tables of {images} images; conditional: {own.steps} steps",
-    )
-    add("final", f"samples; prediction: {learning.final_steps} steps")
-    return lines
+            labels[image.image_id] = PseudoLabels.single(instances[~instances.crowd])
+    return labels

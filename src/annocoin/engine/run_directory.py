@@ -1,7 +1,7 @@
-"""A run's directory: its stages, each in a folder of its own that is done or goes on.
+"""The directory of a run: its stages, each in a folder of its own, and the result.
 
-A stage is known by its options and by the stages it stands on. A change makes another folder, so
-that what was made before is never lost, and is used again when the change is taken back.
+A stage is identified by its options and the stages that it depends on. A change of options makes
+another folder: earlier results are never lost, and are used again when the change is undone.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ import torchvision
 
 from annocoin import files
 from annocoin.engine.distribution import ProcessGroup
-from annocoin.engine.metrics import Metrics
-from annocoin.engine.trainer import EVERY, Checkpointer, Support
-from annocoin.errors import InputError, one_line
+from annocoin.engine.metrics import FileLogger
+from annocoin.engine.trainer import CHECKPOINT_SECONDS, Trainer
+from annocoin.errors import InputError, Problems, brief, one_line
 from annocoin.files import read_json
 
-RUN = "run.json"
+RUN_FORMAT = 2
+"""Of the directory; runs of another one are refused."""
+
+METHOD_VERSION = 4
+"""Raised when the same options give other results than before."""
+
+RESULT = "run.json"
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 COSTS = "costs.json"
 STAGES = "stages"
-EVENTS = "tensorboard"
+TENSORBOARD = "tensorboard"
 DONE = "done.json"
-FIGURES = "figures"
 CHECKPOINT = "checkpoint.pt"
 LOCK = ".lock"
-PUBLISHED = ("prediction.safetensors", "conditional.safetensors", "classifier.safetensors")
+SHOWN_CHANGES = 4
 
-METHOD = 3
-"""Raised when the same options give other results than before."""
-
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Stage:
 
     Args:
         name: such as "round 1, prediction".
-        key: of all that its result depends on.
-        folder: where the result is, or will be.
+        key: digest of all that its result depends on.
+        folder: of its result.
     """
 
     name: str
@@ -69,113 +71,127 @@ class Stage:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What was noted when it was done."""
-        found: dict[str, Any] = read_json(self.folder / DONE)
-        return found
+        """Time and figures of a stage that is done."""
+        record: dict[str, Any] = read_json(self.folder / DONE)
+        return record
 
 
 @dataclass
 class Run:
-    """A run directory, held by one process.
+    """A run directory that this process has locked.
 
     Args:
         path: the directory.
         group: the processes that work on it.
-        say: prints a line.
-        every: seconds between checkpoints.
+        log: prints a line.
+        checkpoint_seconds: time between checkpoints.
     """
 
     path: Path
     group: ProcessGroup
-    say: Say = print
-    every: float = EVERY
+    log: Log = print
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
     stages: list[Stage] = field(default_factory=list)
 
-    def stage(self, name: str, made: Mapping[str, Any], *inputs: Stage) -> Stage:
-        """The next stage: its options, and the stages that it stands on."""
-        said = [METHOD, name, dict(made), [own.key for own in inputs]]
-        key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+    def stage(self, name: str, options: Mapping[str, Any], *inputs: Stage) -> Stage:
+        """The next stage, with its options and the stages that it depends on."""
+        content = [METHOD_VERSION, name, dict(options), [stage.key for stage in inputs]]
+        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
         slug = name.replace(",", "").replace(" ", "-")
         stage = Stage(name, key, self.path / STAGES / f"{slug}-{key}")
         self.stages.append(stage)
         return stage
 
-    def do(self, stage: Stage, work: Callable[[], None]) -> None:
-        """Do a stage's work unless that is done; all processes go on together.
+    def do(self, stage: Stage, work: Callable[[], Any]) -> None:
+        """Do a stage's work, unless it is done; `work` may return a dict of figures.
 
-        The work must bear to be cut off anywhere and done again.
+        Work can be interrupted at any point, and is then done again or resumed.
         """
         if stage.is_done:
-            self.say(f"{stage.name}: done before")
-        else:
-            self.group.barrier()  # or one could find it done, and another not
-            started = time.monotonic()
-            stage.folder.mkdir(parents=True, exist_ok=True)
-            if self.group.is_main:
-                for left in stage.folder.glob(f".{CHECKPOINT}.*"):  # cut off in the middle
-                    left.unlink()
-            work()
-            self.group.barrier()
-            if self.group.is_main:
-                seconds = round(time.monotonic() - started, 1)
-                record = {"stage": stage.name, "seconds": seconds}
-                files.write_json(stage.folder / DONE, record, indent=1)
-                (stage.folder / CHECKPOINT).unlink(missing_ok=True)
-                self.say(f"{stage.name}: {seconds:.0f} s")
-                self._gather_metrics()
-            self.group.barrier()
-
-    def note(self, stage: Stage, figures: Callable[[], Mapping[str, float]]) -> None:
-        """Keep figures of a stage that is done, if there are none yet."""
-        if self.group.is_main and FIGURES not in (record := stage.record):
-            found = dict(figures())
-            files.write_json(stage.folder / DONE, {**record, FIGURES: found}, indent=1)
-            self.say(f"{stage.name}: {', '.join(f'{k} {v:.3g}' for k, v in found.items())}")
-            self._gather_metrics()
+            self.log(f"{stage.name}: done before")
+            return
+        self.group.barrier()  # or one process could find it done, and another not
+        started = time.monotonic()
+        stage.folder.mkdir(parents=True, exist_ok=True)
+        if self.group.is_main:
+            for temporary in stage.folder.glob(f".{CHECKPOINT}.*"):  # of a process that was killed
+                temporary.unlink()
+        result = work()
+        figures: dict[str, float] = result if isinstance(result, dict) else {}
+        self.group.barrier()
+        if self.group.is_main:
+            seconds = round(time.monotonic() - started, 1)
+            record: dict[str, Any] = {"stage": stage.name, "seconds": seconds}
+            if figures:
+                record["figures"] = figures
+            files.write_json(stage.folder / DONE, record, indent=1)
+            (stage.folder / CHECKPOINT).unlink(missing_ok=True)
+            shown = f"; {_listed(figures)}" if figures else ""
+            self.log(f"{stage.name}: {seconds:.0f} s{shown}")
+            self._collect_metrics()
         self.group.barrier()
 
-    def support(self, stage: Stage) -> Support:
-        """What a training in this stage stands on."""
-        events = self.path / EVENTS / stage.folder.name
-        return Support(
+    def measure(
+        self, stage: Stage, figures: Callable[[], Mapping[str, float]], digest: str
+    ) -> None:
+        """Record figures of a stage that is done, unless they were measured already.
+
+        Args:
+            digest: of what they are measured with; another one measures again.
+        """
+        if self.group.is_main and (record := stage.record).get("measured with") != digest:
+            record |= {"figures": dict(figures()), "measured with": digest}
+            files.write_json(stage.folder / DONE, record, indent=1)
+            self.log(f"{stage.name}: {_listed(record['figures'])}")
+            self._collect_metrics()
+        self.group.barrier()
+
+    def trainer(self, stage: Stage, problems: Problems, workers: int | None = None) -> Trainer:
+        """A trainer with checkpoint and metrics in the stage's folder."""
+        return Trainer(
             self.group,
-            Checkpointer(stage.folder / CHECKPOINT, self.every),
-            Metrics(stage.folder / METRICS, events),
+            checkpoint=stage.folder / CHECKPOINT,
+            checkpoint_seconds=self.checkpoint_seconds,
+            logger=FileLogger(stage.folder / METRICS, self.path / TENSORBOARD / stage.folder.name),
+            problems=problems,
+            workers=workers,
         )
 
-    def publish(self, file: Path, name: str) -> None:
-        """Put a stage's file beside the stages, under a name that users look for."""
+    def relative(self, path: Path) -> str:
+        """A path as it is recorded: relative to the directory if it is inside."""
+        path, root = path.resolve(), self.path.resolve()
+        return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+
+    def finish(self, networks: Mapping[str, Path], **facts: Any) -> None:
+        """Record the result, which replaces an earlier one, and copy its networks.
+
+        Args:
+            networks: files of stages by the name of their copy.
+            facts: whatever users of the run need to know.
+        """
         if self.group.is_main:
-            files.write_bytes(self.path / name, file.read_bytes())
+            self._collect_metrics()
+            stages = [{"stage": s.name, "folder": self.relative(s.folder)} for s in self.stages]
+            paths = {name: self.relative(path) for name, path in networks.items()}
+            content = {**facts, "networks": paths, "stages": stages}
+            files.write_json(self.path / RESULT, content, indent=1)
+            for name, path in networks.items():
+                files.write_bytes(self.path / f"{name}.safetensors", path.read_bytes())
         self.group.barrier()
 
-    def place(self, path: Path) -> str:
-        """A path as the run notes it: what lies in its directory moves with it."""
-        path, own = path.resolve(), self.path.resolve()
-        return (path.relative_to(own) if path.is_relative_to(own) else path).as_posix()
-
-    def finish(self, **facts: Any) -> None:
-        """Note which stages the run's result stands on, and what others need to know of it."""
-        if self.group.is_main:
-            self._gather_metrics()
-            listed = [{"stage": own.name, "folder": self.place(own.folder)} for own in self.stages]
-            files.write_json(self.path / RUN, {**facts, "stages": listed}, indent=1)
-        self.group.barrier()
-
-    def _gather_metrics(self) -> None:
-        """All stages' metrics and costs as one file each."""
+    def _collect_metrics(self) -> None:
+        """The metrics and times of all stages as one file each."""
         lines, costs = [], {}
         for stage in self.stages:
             if not stage.is_done:
                 continue
-            record = stage.record
+            record, file = stage.record, stage.folder / METRICS
             costs[stage.name] = record["seconds"]
-            file = stage.folder / METRICS
             for line in file.read_text().splitlines() if file.exists() else ():
                 lines.append(json.dumps({"stage": stage.name, **json.loads(line)}))
-            if FIGURES in record:
-                lines.append(json.dumps({"stage": stage.name, **record[FIGURES]}))
-        files.write_bytes(self.path / METRICS, "".join(f"{own}\n" for own in lines).encode())
+            if "figures" in record:
+                lines.append(json.dumps({"stage": stage.name, **record["figures"]}))
+        files.write_bytes(self.path / METRICS, "".join(f"{line}\n" for line in lines).encode())
         files.write_json(self.path / COSTS, costs, indent=1)
 
 
@@ -185,37 +201,52 @@ def open_run(
     config: Mapping[str, Any],
     group: ProcessGroup,
     *,
-    say: Say = print,
-    every: float = EVERY,
+    log: Log = print,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Iterator[Run]:
-    """Hold a run's directory, new or one that was interrupted; a second process is refused."""
+    """Lock the directory of a new or an interrupted run; a second process is refused."""
     path, problem = Path(path), None
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if group.is_main:
             try:
-                held.enter_context(_claimed(path, config, group))
+                stack.enter_context(_locked(path, config, group, log))
             except (InputError, OSError) as error:
                 problem = one_line(error)
         group.raise_on_all_ranks(problem)
-        yield Run(path, group, say if group.is_main else lambda _: None, every)
+        yield Run(path, group, log if group.is_main else lambda _: None, checkpoint_seconds)
 
 
 @contextmanager
-def _claimed(path: Path, config: Mapping[str, Any], group: ProcessGroup) -> Iterator[None]:
-    """Hold a directory, and note in it what is about to be done."""
-    if path.exists() and not (path.is_dir() and _is_ours(path)):
-        raise InputError(f"{path}: exists and is no run of annocoin; give a new or empty folder")
-    with files.only_one(path / LOCK):
-        for name in (RUN, *PUBLISHED):  # of an earlier run with other options
-            (path / name).unlink(missing_ok=True)
+def _locked(path: Path, config: Mapping[str, Any], group: ProcessGroup, log: Log) -> Iterator[None]:
+    """Lock a directory and write the configuration into it."""
+    if path.exists() and not (path.is_dir() and _is_usable(path)):
+        raise InputError(f"{path}: exists and is not a run of annocoin; give a new or empty folder")
+    if is_run(path):
+        check_format(path)
+    with files.exclusive_lock(path / LOCK):
+        if (path / RESULT).is_file():
+            before = read_json(path / RESULT).get("config", {})
+            if changes := _differences(before, json.loads(json.dumps(config))):
+                more = (
+                    f" and {len(changes) - SHOWN_CHANGES} more"
+                    if len(changes) > SHOWN_CHANGES
+                    else ""
+                )
+                log(
+                    f"{path}: holds a finished run with other options "
+                    f"({', '.join(changes[:SHOWN_CHANGES])}{more}); its result stays until this "
+                    "one replaces it"
+                )
         files.write_json(path / ENVIRONMENT, environment(group), indent=1)
         files.write_json(path / CONFIG, config, indent=1)
         yield
 
 
 def environment(group: ProcessGroup) -> dict[str, Any]:
-    """What a run was computed with."""
+    """Versions and machine of a run."""
     return {
+        "run_format": RUN_FORMAT,
+        "annocoin": version("annocoin"),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
@@ -224,7 +255,6 @@ def environment(group: ProcessGroup) -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "annocoin": version("annocoin"),
         "device": str(group.device),
         "precision": group.precision,
         "processes": group.world_size,
@@ -232,12 +262,37 @@ def environment(group: ProcessGroup) -> dict[str, Any]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether this is a run's directory, finished or not."""
+    """Whether this is the directory of a run, finished or not."""
     return (path / CONFIG).is_file() and (path / ENVIRONMENT).is_file()
 
 
-def _is_ours(folder: Path) -> bool:
+def check_format(path: Path) -> None:
+    """Raise if a run was made by another version of annocoin."""
+    made = read_json(path / ENVIRONMENT)
+    if made.get("run_format") != RUN_FORMAT:
+        raise InputError(
+            f"{path}: a run of annocoin {made.get('annocoin')}, which this version cannot use; "
+            "train anew in another folder"
+        )
+
+
+def _is_usable(folder: Path) -> bool:
     """Whether a run may be there: one is, one was about to be, or nothing is."""
     names = {path.name for path in folder.iterdir()}
-    seen = {name for name in names if not name.startswith(".")}
-    return is_run(folder) or not seen or (LOCK in names and seen == {ENVIRONMENT})
+    visible = {name for name in names if not name.startswith(".")}
+    return is_run(folder) or not visible or (LOCK in names and visible == {ENVIRONMENT})
+
+
+def _differences(before: Any, after: Any, prefix: str = "") -> list[str]:
+    """The options that differ, as "name old -> new"."""
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return [] if before == after else [f"{prefix} {brief(before)} -> {brief(after)}"]
+    changes = []
+    for name in {**before, **after}:
+        dotted = f"{prefix}.{name}" if prefix else name
+        changes += _differences(before.get(name), after.get(name), dotted)
+    return changes
+
+
+def _listed(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())

@@ -1,235 +1,383 @@
-"""The loop in which a network learns: the same for both, for one process and for many."""
+"""One training loop, for the classifier, the conditional and the prediction network.
+
+Everything depends on the initial weights and the number of the step: which images a batch has,
+how they are augmented, what layers draw. So a training that was interrupted and resumed ends with
+the same bits, whatever the number of loader workers.
+"""
 
 from __future__ import annotations
 
 import io
 import math
+import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import cv2
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from annocoin import files
-from annocoin.engine.distribution import ProcessGroup, single_process
-from annocoin.engine.metrics import Log
+from annocoin.engine.config import OptimizerName
+from annocoin.engine.distribution import ProcessGroup, loader_workers, single_process
+from annocoin.engine.metrics import MetricsLogger
 from annocoin.engine.randomness import generator_at, seed_of, seeded
-from annocoin.errors import InputError, brief
+from annocoin.errors import InputError, Problems, brief, one_line
 from annocoin.progress import track
 from annocoin.types import ImageId
 
-Figures = dict[str, float]
-
-OptimizerName = Literal["adamw", "sgd"]
+CHECKPOINT_SECONDS = 60.0
+WARM_UP = 0.05
+"""Fraction of the training in which the learning rate rises."""
 
 MOMENTUM = 0.9
-"""Of SGD."""
+
+Figures = dict[str, float]
+
+
+class Examples(Protocol):
+    """The images that a network is trained on, by position."""
+
+    def __len__(self) -> int: ...
+    def image_id(self, index: int) -> ImageId: ...
+    def load(self, index: int, step: int) -> Any:
+        """The example for a step, augmented; an image that cannot be used is an `InputError`."""
 
 
 class Batch:
-    """What a learner gets for a step, and which images that is.
+    """The examples of a step. Not a dataclass: Fabric would walk through its fields."""
 
-    No dataclass: Fabric goes through those, and refuses some.
-    """
-
-    def __init__(self, image_ids: tuple[ImageId, ...], content: tuple[Any, ...]) -> None:
-        self.image_ids, self.content = image_ids, content
+    def __init__(self, examples: Sequence[Any], step: int) -> None:
+        self.examples, self.step = examples, step
 
 
-class Learner(Protocol):
-    """A module whose forward gives the losses of a batch, to be summed, and other figures."""
+class TrainingStep(Protocol):
+    """A module that computes the losses of a batch, which are summed, and figures to be logged."""
 
-    def __call__(self, *content: Any) -> tuple[dict[str, Tensor], Figures]: ...
+    def __call__(self, batch: Batch) -> tuple[dict[str, Tensor], Figures]: ...
 
 
 @dataclass(frozen=True)
-class Support:
-    """What a training stands on: all of it can be left out.
+class Schedule:
+    """Length and optimizer of a training.
 
     Args:
-        group: the processes.
-        keeper: of checkpoints.
-        log: where figures go.
+        steps: number of optimizer steps.
+        batch_size: images per step and process.
+        optimizer: "adamw" or "sgd".
+        weight_decay: of the optimizer.
+        max_grad_norm: gradient clipping.
+        span: the fraction of a longer training that these steps are, for the learning rate.
     """
 
-    group: ProcessGroup | None = None
-    keeper: Checkpointer | None = None
-    log: Log | None = None
+    steps: int
+    batch_size: int
+    optimizer: OptimizerName = "adamw"
+    weight_decay: float = 0.0
+    max_grad_norm: float = math.inf
+    span: tuple[float, float] = (0.0, 1.0)
+
+    def lr_factor(self, step: int) -> float:
+        """The learning rate at a step, as a fraction of its maximum: linear warm-up, cosine decay."""
+        progress = self.span[0] + (self.span[1] - self.span[0]) * (step + 0.5) / self.steps
+        return min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
-def learn(
-    learner: nn.Module,
-    groups: Sequence[dict[str, Any]],
-    batch_at: Callable[[int, ProcessGroup], Batch],
-    *,
-    steps: int,
-    weight_decay: float,
-    clip: float,
-    doing: str,
-    optimizer_name: OptimizerName = "adamw",
-    part: tuple[float, float] = (0.0, 1.0),
-    seed: int = 0,
-    support: Support | None = None,
-) -> None:
-    """Steps of an optimizer; all depends on the weights at the start and on the step's number.
+class Trainer:
+    """Trains modules: data loading, optimizer, schedule, checkpoints, metrics, distribution.
 
     Args:
-        learner: a `Learner`.
-        groups: of weights, each with its greatest learning rate "lr".
-        batch_at: this process's batch of a step.
-        clip: the greatest norm of a gradient.
-        doing: a name, for messages, and for what is drawn: other names, other draws.
-        part: from which to which share of a longer training this is, for the learning rate.
-        seed: of what the learner's own layers draw, such as dropout.
+        group: the processes that train together; default this one, on the module's device.
+        checkpoint: file that keeps the state now and then; where it exists, training resumes.
+        checkpoint_seconds: time between checkpoints; 0 writes one after every step.
+        logger: receives the figures of every step.
+        problems: `Problems(skip=True)` replaces images that cannot be read by the next ones.
+        workers: loader processes; default 1 on a CPU, several on a GPU; 0 loads in this process.
     """
-    support = support or Support()
-    group = support.group or single_process(str(next(learner.parameters()).device))
-    rates = [float(group["lr"]) for group in groups]
-    optimizer = _optimizer(optimizer_name, groups, weight_decay)
-    first = support.keeper.resume(learner, optimizer) if support.keeper else 0
-    if support.log is not None and group.is_main:
-        support.log.start(first)
-    learner.train()
-    joined, optimizer = group.setup(_Step(learner), optimizer)
-    left = range(first, steps)
-    for step in track(left, doing) if group.is_main else left:
-        for options, rate in zip(optimizer.param_groups, rates, strict=True):
-            progress = part[0] + (part[1] - part[0]) * (step + 0.5) / steps
-            options["lr"] = rate * rate_share(progress)
-        batch = batch_at(step, group)
-        with seeded(seed_of(seed, doing, "layers", step, group.rank), group.device):
-            losses, figures = joined(batch)
-        loss = torch.stack([own.float() for own in losses.values()]).sum()
-        figures = {"loss": loss.item()} | {k: v.item() for k, v in losses.items()} | figures
-        optimizer.zero_grad()
-        group.fabric.backward(loss)
-        norm = group.fabric.clip_gradients(
-            joined, optimizer, max_norm=clip, error_if_nonfinite=False
+
+    def __init__(
+        self,
+        group: ProcessGroup | None = None,
+        *,
+        checkpoint: Path | None = None,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        logger: MetricsLogger | None = None,
+        problems: Problems | None = None,
+        workers: int | None = None,
+    ) -> None:
+        self.group, self.logger = group, logger
+        self.checkpointer = Checkpointer(checkpoint, checkpoint_seconds)
+        self.problems, self.workers = problems or Problems(), workers
+        self.data_seconds = self.step_seconds = 0.0
+
+    def fit(
+        self,
+        module: nn.Module,
+        examples: Examples,
+        parameters: Sequence[dict[str, Any]],
+        schedule: Schedule,
+        *,
+        name: str,
+        seed: int = 0,
+        optimizer_state: Path | None = None,
+    ) -> torch.optim.Optimizer:
+        """Train a module; gives the optimizer in its final state.
+
+        Args:
+            module: a `TrainingStep`.
+            parameters: parameter groups, each with its maximum learning rate "lr".
+            name: of this training, for messages and random numbers: another name draws others.
+            optimizer_state: file of `save_optimizer` to start from, instead of an empty state.
+        """
+        group = self.group or single_process(str(next(module.parameters()).device))
+        optimizer = _optimizer(schedule, parameters)
+        if optimizer_state is not None:
+            load_optimizer(optimizer_state, optimizer)
+        first = self.checkpointer.resume(name, module, optimizer)
+        scheduler = LambdaLR(optimizer, schedule.lr_factor, last_epoch=first - 1)
+        if self.logger is not None and group.is_main:
+            self.logger.start(first)
+        module.train()
+        wrapped, wrapped_optimizer = group.setup(module, optimizer)
+        batches = self._batches(examples, schedule, first, group, (seed, name))
+        steps = range(first, schedule.steps)
+        for step in track(steps, name) if group.is_main else steps:
+            started = time.perf_counter()
+            batch, image_ids = self._next(batches, step)
+            loaded = time.perf_counter()
+            with seeded(seed_of(seed, name, "layers", step, group.rank), group.device):
+                losses, figures = wrapped(batch)
+            loss = torch.stack([value.float() for value in losses.values()]).sum()
+            figures = {"loss": loss.item(), **{k: v.item() for k, v in losses.items()}, **figures}
+            wrapped_optimizer.zero_grad()
+            group.fabric.backward(loss)
+            norm = group.fabric.clip_gradients(
+                wrapped,
+                wrapped_optimizer,
+                max_norm=schedule.max_grad_norm,
+                error_if_nonfinite=False,
+            )
+            figures["grad_norm"] = float(norm)  # type: ignore[arg-type]
+            means = group.all_reduce_mean(figures)
+            if not _is_finite(means):  # the same on all ranks: all of them stop
+                raise InputError(_not_finite(name, step, figures, image_ids))
+            wrapped_optimizer.step()
+            scheduler.step()
+            if group.is_main:
+                if self.logger is not None:
+                    self.logger.log({"step": step + 1, **means})
+                self.checkpointer.save(step + 1, name, module, optimizer)
+            self.data_seconds += loaded - started
+            self.step_seconds += time.perf_counter() - started
+        module.eval()
+        if self.logger is not None and group.is_main:
+            self.logger.close()
+        return optimizer
+
+    def _batches(
+        self,
+        examples: Examples,
+        schedule: Schedule,
+        first: int,
+        group: ProcessGroup,
+        where: tuple[int | str, ...],
+    ) -> Iterator[Any]:
+        if not len(examples):
+            raise InputError(f"{where[-1]}: no images to train on")
+        workers = loader_workers(group) if self.workers is None else self.workers
+        workers = min(workers, schedule.steps - first)
+        sampler = _StepSampler(first, schedule, len(examples), group, where)
+        dataset = _Loadable(examples, self.problems.skip)
+        return iter(
+            DataLoader(
+                dataset,
+                batch_sampler=sampler,
+                num_workers=workers,
+                collate_fn=_pickled if workers else list,
+                prefetch_factor=2 if workers else None,
+                worker_init_fn=_one_thread,
+                generator=torch.Generator(),  # or it would draw from the global one
+            )
         )
-        figures["gradient"] = float(norm)  # type: ignore[arg-type]
-        means = group.all_reduce_mean(figures)
-        if not _is_finite(means):  # the same in all processes: all stop
-            raise InputError(f"{doing}: {_where(step, batch, figures)}; lower the learning rate")
-        optimizer.step()
-        if group.is_main:
-            if support.log is not None:
-                support.log.note({"step": step + 1, **means})
-            if support.keeper is not None:
-                support.keeper.keep(step + 1, learner, optimizer)
-    learner.eval()
-    if support.log is not None and group.is_main:
-        support.log.close()
 
-
-def _optimizer(
-    name: OptimizerName, groups: Sequence[dict[str, Any]], weight_decay: float
-) -> torch.optim.Optimizer:
-    """Not fused: on a processor that mixes up gradients of another memory format (torch 2.15)."""
-    if name == "sgd":
-        return torch.optim.SGD(
-            list(groups), momentum=MOMENTUM, weight_decay=weight_decay, foreach=True
-        )
-    return torch.optim.AdamW(list(groups), weight_decay=weight_decay, foreach=True)
-
-
-class _Step(nn.Module):
-    """A learner that takes a batch as one thing."""
-
-    def __init__(self, learner: nn.Module) -> None:
-        super().__init__()
-        self.learner = learner
-
-    def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Figures]:
-        found: tuple[dict[str, Tensor], Figures] = self.learner(*batch.content)
-        return found
-
-
-def _is_finite(figures: Figures) -> bool:
-    return math.isfinite(figures["loss"]) and math.isfinite(figures["gradient"])
-
-
-def _where(step: int, batch: Batch, figures: Figures) -> str:
-    if _is_finite(figures):
-        return f"the loss of another process is not finite at step {step + 1}"
-    return (
-        f"the loss is {figures['loss']} at step {step + 1}, images {list(batch.image_ids)}, "
-        f"{figures}"
-    )
-
-
-def batch_indices(
-    step: int, batch: int, count: int, group: ProcessGroup, *place: int | str
-) -> list[int]:
-    """The images of a step for this process: the dataset in another order each time round.
-
-    Many processes have together what one process with their batches together would have.
-
-    Args:
-        count: of images.
-        place: where the order is used, such as (seed, "prediction", round).
-    """
-    together = batch * group.world_size
-    first = step * together + group.rank * batch
-    numbers = range(first, first + batch)
-    orders = {epoch: order(epoch, count, *place) for epoch in {n // count for n in numbers}}
-    return [orders[number // count][number % count] for number in numbers]
-
-
-def order(epoch: int, count: int, *place: int | str) -> list[int]:
-    """The places of `count` images in the order of an epoch."""
-    generator = generator_at(*place, "order", epoch)
-    found: list[int] = torch.randperm(count, generator=generator).tolist()
-    return found
-
-
-EVERY = 60.0
-"""Seconds between checkpoints."""
+    def _next(self, batches: Iterator[Any], step: int) -> tuple[Batch, list[ImageId]]:
+        content = next(batches)
+        loaded: list[_Loaded] = pickle.loads(content) if isinstance(content, bytes) else content
+        for item in loaded:
+            for reason in item.unreadable:
+                with self.problems.caught():
+                    raise InputError(reason)
+        return Batch([item.example for item in loaded], step), [item.image_id for item in loaded]
 
 
 class Checkpointer:
-    """Keeps the state of one training in a file, now and then.
+    """The state of one training in a file: weights, optimizer, and number of steps."""
 
-    Args:
-        path: the file.
-        every: seconds; 0 keeps every step.
-    """
+    def __init__(self, path: Path | None, seconds: float = CHECKPOINT_SECONDS) -> None:
+        self.path, self.seconds = path, seconds
+        self._saved = time.monotonic()
 
-    def __init__(self, path: Path, every: float = EVERY) -> None:
-        self.path, self.every = path, every
-        self._kept = time.monotonic()
-
-    def resume(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Bring both to where the file is, if there is one; gives the steps that are done."""
-        if not self.path.exists():
+    def resume(self, name: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Load the state, if there is a file; gives the number of steps that are done."""
+        if self.path is None or not self.path.exists():
             return 0
         try:
             state = torch.load(self.path, map_location="cpu", weights_only=True)
-            net.load_state_dict(state["net"])
+            if state["name"] != name:
+                raise ValueError(f"it is of {state['name']!r}")
+            module.load_state_dict(state["module"])
             optimizer.load_state_dict(state["optimizer"])
             return int(state["step"])
         except Exception as error:  # a damaged file raises many kinds
             raise InputError(
-                f"{self.path}: no checkpoint of this training ({brief(str(error))}); delete it"
+                f"{self.path}: not a checkpoint of this training ({brief(str(error))}); delete it"
             ) from None
 
-    def keep(self, step: int, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Write the state after so many steps, if it is time to."""
-        if time.monotonic() - self._kept < self.every:
+    def save(
+        self, step: int, name: str, module: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Write the state after so many steps, if the last file is old enough."""
+        if self.path is None or time.monotonic() - self._saved < self.seconds:
             return
-        content = io.BytesIO()
-        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(state, content)
-        files.write_bytes(self.path, content.getbuffer())
-        self._kept = time.monotonic()
+        state = {"name": name, "step": step, "module": module.state_dict()}
+        _save(self.path, state | {"optimizer": optimizer.state_dict()})
+        self._saved = time.monotonic()
 
 
-WARM_UP = 0.05
-"""The share of the training in which the rate rises."""
+def save_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
+    """Write the state of an optimizer, from which a later training can start."""
+    _save(path, optimizer.state_dict())
 
 
-def rate_share(progress: float) -> float:
-    """The share of the greatest learning rate at this share of the training, both 0..1."""
-    return min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * progress))
+def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
+    """Take over the moments of `save_optimizer`; the parameter groups' options stay."""
+    options = optimizer.state_dict()["param_groups"]
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    optimizer.load_state_dict({"state": state["state"], "param_groups": options})
+
+
+def batch_indices(
+    step: int, batch_size: int, count: int, group: ProcessGroup, *where: int | str
+) -> list[int]:
+    """The images of this process's batch at a step: all images in a new order in each epoch.
+
+    N processes have together the batch that one process with N times the batch size would have.
+
+    Args:
+        count: number of images.
+        where: identifies the order, such as (seed, name).
+    """
+    first = step * batch_size * group.world_size + group.rank * batch_size
+    numbers = range(first, first + batch_size)
+    return [epoch_order(n // count, count, *where)[n % count] for n in numbers]
+
+
+@lru_cache(maxsize=4)
+def epoch_order(epoch: int, count: int, *where: int | str) -> list[int]:
+    """A random order of `count` images."""
+    generator = generator_at(*where, "order", epoch)
+    order: list[int] = torch.randperm(count, generator=generator).tolist()
+    return order
+
+
+class _StepSampler(Sampler[list[tuple[int, int]]]):
+    """For every step the (step, index) of the images of this process's batch."""
+
+    def __init__(
+        self,
+        first: int,
+        schedule: Schedule,
+        count: int,
+        group: ProcessGroup,
+        where: tuple[int | str, ...],
+    ) -> None:
+        self.first, self.schedule, self.count = first, schedule, count
+        self.group, self.where = group, where
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for step in range(self.first, self.schedule.steps):
+            size = self.schedule.batch_size
+            indices = batch_indices(step, size, self.count, self.group, *self.where)
+            yield [(step, index) for index in indices]
+
+
+class _Loaded(NamedTuple):
+    """An example, and why images before it in the order could not be used."""
+
+    example: Any
+    image_id: ImageId
+    unreadable: tuple[str, ...] = ()
+
+
+class _Loadable(Dataset[_Loaded]):
+    """Examples by (step, index); one that cannot be read is replaced by the next, or returned."""
+
+    def __init__(self, examples: Examples, skip: bool) -> None:
+        self.examples, self.skip = examples, skip
+
+    def __getitem__(self, key: tuple[int, int]) -> _Loaded:
+        step, first = key
+        reasons: list[str] = []
+        for offset in range(len(self.examples)):
+            index = (first + offset) % len(self.examples)
+            image_id = self.examples.image_id(index)
+            try:
+                return _Loaded(self.examples.load(index, step), image_id, tuple(reasons))
+            except (InputError, OSError) as error:
+                reasons.append(f"image {image_id!r}: {one_line(error)}")
+                if not self.skip:
+                    return _Loaded(None, image_id, tuple(reasons))
+        raise InputError(f"no image can be used; {reasons[0]}")
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as arrays: no file descriptors, no shared memory, whose limits are small."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is Tensor:
+            return torch.from_numpy, (np.ascontiguousarray(value.detach().numpy()),)
+        return NotImplemented
+
+
+def _pickled(batch: list[_Loaded]) -> bytes:
+    content = io.BytesIO()
+    _Pickler(content, protocol=5).dump(batch)
+    return content.getvalue()
+
+
+def _one_thread(_: int) -> None:
+    cv2.setNumThreads(0)  # torch sets its own number of threads in workers
+
+
+def _optimizer(schedule: Schedule, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Not fused: on CPUs that confuses gradients of another memory format (torch 2.15)."""
+    options: dict[str, Any] = {"weight_decay": schedule.weight_decay, "foreach": True}
+    if schedule.optimizer == "sgd":
+        return torch.optim.SGD(list(groups), lr=1.0, momentum=MOMENTUM, **options)
+    return torch.optim.AdamW(list(groups), **options)
+
+
+def _save(path: Path, state: dict[str, Any]) -> None:
+    content = io.BytesIO()
+    torch.save(state, content)
+    files.write_bytes(path, content.getbuffer())
+
+
+def _is_finite(figures: Figures) -> bool:
+    return math.isfinite(figures["loss"]) and math.isfinite(figures["grad_norm"])
+
+
+def _not_finite(name: str, step: int, figures: Figures, image_ids: Sequence[ImageId]) -> str:
+    if _is_finite(figures):
+        return f"{name}: the loss of another process is not finite at step {step + 1}"
+    return (
+        f"{name}: the loss is {figures['loss']} at step {step + 1}, images {list(image_ids)}, "
+        f"{figures}; lower the learning rate"
+    )

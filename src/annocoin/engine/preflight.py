@@ -1,0 +1,116 @@
+"""Before a run does any work: all checks that can be made, and the plan of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from annocoin.backbones import SCRATCH
+from annocoin.conditional.networks import ConditionalNetwork
+from annocoin.data.dataset import WeakDataset
+from annocoin.engine.conditional_dataset import with_artefacts
+from annocoin.engine.config import Config
+from annocoin.engine.image_stages import check_classes, with_regions
+from annocoin.engine.overrides import check_weight_files, use_classifier
+from annocoin.engine.precomputed import CLASSIFIER_FILE, Precomputed
+from annocoin.errors import InputError, Problems
+from annocoin.prediction.networks import build_network
+from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, read_classifier
+
+
+def check_before_work(
+    dataset: WeakDataset,
+    out: str | Path,
+    config: Config,
+    precomputed: Precomputed,
+    problems: Problems,
+) -> Config:
+    """Check all that can be checked before any work is done; gives the final configuration."""
+    if config.classes != dataset.classes:
+        raise InputError("the configuration has other classes than the dataset")
+    file = precomputed.classifier_file
+    if file is not None:
+        if file.resolve() == (Path(out) / CLASSIFIER_FILE).resolve():
+            raise InputError(f"{file}: is the run's own classifier; leave --classifier out")
+        check_classes(file, dataset.classes)
+        architecture = read_classifier(file).architecture
+        options = replace(
+            config.classifier,
+            backbone=architecture.backbone,
+            stride_in_1x1=architecture.stride_in_1x1,
+        )
+        config = use_classifier(config, options)
+    check_weight_files(config)
+    check_architectures(config)
+    if not dataset.fully_masked:
+        if precomputed.regions is not None:
+            dataset = with_regions(dataset, precomputed.regions, problems)
+        if precomputed.regions is not None and precomputed.seeds is not None:
+            with_artefacts(dataset, precomputed.regions, precomputed.seeds, problems)
+    return config
+
+
+def check_architectures(config: Config) -> None:
+    """Build the networks without memory, or with the weights of files: bad options raise here."""
+
+    def built(build: Callable[..., Any], weights: str) -> None:
+        if Path(weights).is_file():
+            build(weights=weights)
+        else:
+            with torch.device("meta"):
+                build(weights=SCRATCH)
+
+    options = config.classifier
+    classifier = ClassifierArchitecture(
+        config.classes, options.backbone, options.stride_in_1x1, options.size
+    )
+    built(lambda weights: Classifier(classifier, weights), options.weights)
+    prediction, conditional = config.prediction, config.conditional
+    built(lambda weights: build_network(prediction.architecture, weights), prediction.weights)
+    if config.rounds:
+        built(
+            lambda weights: ConditionalNetwork(conditional.architecture, weights),
+            conditional.weights,
+        )
+
+
+def plan(config: Config, dataset: WeakDataset, precomputed: Precomputed) -> list[str]:
+    """The stages of a run and their sizes, a line each."""
+    images, training = len(dataset), config.prediction.training
+    architecture = config.prediction.architecture
+    network = f"Mask R-CNN, {architecture.backbone} at {architecture.min_size} pixels"
+    single = f"{network}: {config.prediction_steps} steps of {training.batch_size} images"
+    lines = [f"{images} images, {len(dataset.classes)} classes, supervision {dataset.supervision}"]
+
+    def add(stage: str, work: str) -> None:
+        lines.append(f"  {stage:12s} {work}")
+
+    needs_seeds = precomputed.seeds is None and not dataset.fully_masked
+    if (needs_seeds or config.needs_classifier) and precomputed.classifier_file is None:
+        classifier = config.classifier
+        add("classifier", f"{classifier.backbone}: {classifier.epochs} epochs of {images} images")
+    if dataset.fully_masked:
+        add("prediction", single)
+        return lines
+    if precomputed.regions is None:
+        add("regions", f"of {images} images")
+    if needs_seeds:
+        add("seeds", f"of {images} images")
+    if config.rounds == 0:
+        add("labels", f"regions retrieved for the seeds of {images} images")
+        add("prediction", single)
+        return lines
+    conditional, trunk = config.conditional.training, config.conditional.architecture.trunk
+    steps = f"{conditional.initial_steps} steps of {conditional.batch_size} images"
+    add("conditional", f"{trunk}: {steps}, from the seeds")
+    add(
+        f"{config.rounds} rounds",
+        f"{conditional.samples} samples of {images} images; {network}: {training.steps} steps of "
+        f"{training.batch_size}; tables of {images} images; conditional: {conditional.steps} steps",
+    )
+    add("final", f"samples; prediction: {training.final_steps} steps")
+    return lines
