@@ -35,7 +35,7 @@ def test_encode_decode_is_exact(mask: np.ndarray) -> None:
 @given(st.lists(binary, max_size=6))
 def test_covered_counts_the_pixels_of_each(drawn: list[np.ndarray]) -> None:
     counts = [masks.encode(mask[None])[0]["counts"] for mask in drawn]
-    pixels, usual = masks.covered(counts)
+    pixels, usual = masks.count_pixels(counts)
     assert pixels.tolist() == [mask.size for mask in drawn]
     assert usual.all()
 
@@ -65,13 +65,13 @@ strings = st.binary(max_size=12) | st.text("01234OPQ_o`n", max_size=12).map(str.
 
 @given(st.lists(strings, max_size=6))
 def test_covered_of_any_strings_equals_a_naive_reading(texts: list[bytes]) -> None:
-    assert masks.covered(texts)[0].tolist() == [naive_covered(text) for text in texts]
+    assert masks.count_pixels(texts)[0].tolist() == [naive_covered(text) for text in texts]
 
 
 def test_covered_of_a_large_mask_needs_numbers_of_many_groups() -> None:
     mask = np.zeros((1, 3000, 2000), bool)
     mask[0, 1500:, 1000] = True
-    assert masks.covered([masks.encode(mask)[0]["counts"]])[0].tolist() == [6_000_000]
+    assert masks.count_pixels([masks.encode(mask)[0]["counts"]])[0].tolist() == [6_000_000]
     assert masks.all_of_size(masks.encode(mask), (3000, 2000))
     assert not masks.all_of_size(masks.encode(mask), (2000, 2000))
 

@@ -1,4 +1,4 @@
-"""Bad input: one clear line for a person, and the choice to stop at it or to skip it."""
+"""Bad input: one clear line for the user, and the choice to stop at it or to skip it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Something a user gave cannot be used.
+    """Input that cannot be used.
 
-    The message is one line: which file, what was found, what was expected.
+    The message is one line: which file, what was found, what was expected, what to do.
     """
 
     def __init__(self, message: str) -> None:
@@ -19,7 +19,7 @@ class InputError(ValueError):
 
 
 class Problems:
-    """Decides what happens to bad items: by default the first one stops the work.
+    """Stops at the first bad item, or with `skip=True` collects the messages of all.
 
     Example:
         >>> problems = Problems(skip=True)
@@ -37,7 +37,7 @@ class Problems:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Run one item's work; if bad items are skipped, an `InputError` in it is noted, once."""
+        """Process one item; if bad items are skipped, its `InputError` is recorded, once."""
         try:
             yield
         except (InputError, OSError) as error:
@@ -48,28 +48,28 @@ class Problems:
                 self.skipped.append(line)
 
 
-def check_choice(what: str, value: str, choices: Iterable[str]) -> None:
-    """Raise unless `value` is one of the choices that a user has."""
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Raise unless `value` is one of `choices`."""
     known = list(choices)
     if value not in known:
-        raise InputError(f"{what} {value!r}; expected one of {', '.join(known)}")
+        raise InputError(f"{name} {value!r}; expected one of {', '.join(known)}")
 
 
-def check_positive(what: str, value: int) -> None:
-    """Raise unless a number that a user gave is at least 1."""
+def check_positive(name: str, value: int) -> None:
+    """Raise unless `value` is at least 1."""
     if value < 1:
-        raise InputError(f"{what} {value}; expected at least 1")
+        raise InputError(f"{name} {value}; expected at least 1")
 
 
 def one_line(error: InputError | OSError) -> str:
-    """The error as a line for a user."""
+    """The error's message as one line."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split())
 
 
 def brief(value: Any) -> str:
-    """A value for a message, cut if long; the whole of it is never written out."""
+    """A value for a message, at most 100 characters; long values are never formatted whole."""
     shortener = reprlib.Repr()
     shortener.maxlist = shortener.maxdict = 8
     shortener.maxstring = shortener.maxother = shortener.maxlong = 60

@@ -1,8 +1,8 @@
-"""Binary masks as COCO run-length encodings (RLE): exact, small, and checked where they come in.
+"""Binary masks as COCO run-length encodings (RLE), and as polygons.
 
 An RLE is ``{"size": [height, width], "counts": bytes}``: the lengths of alternating runs of 0 and
-1, column by column, in COCO's compressed alphabet. pycocotools does the arithmetic; it trusts its
-input to the point of reading foreign memory, so everything from outside passes `from_json` first.
+1, column by column, in COCO's compressed alphabet. pycocotools does the arithmetic; it reads beyond
+its memory on malformed input, so every RLE from a file passes `from_json` first.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from annocoin.errors import InputError, brief
 Size = tuple[int, int]
 """(height, width) in pixels."""
 
+Corners = npt.NDArray[np.float64]
+"""Corners of a polygon: [M, 2] as x, y."""
+
+MAX_GROUPS = 7
+"""Five-bit groups of one number in a compressed RLE; more would overflow 32 bits."""
+
 
 class RLE(TypedDict):
     """One mask in COCO's compressed run-length form."""
@@ -34,8 +40,7 @@ def encode(masks: npt.NDArray[Any]) -> list[RLE]:
     stack = np.asarray(masks)
     if stack.dtype.kind == "f" and not ((stack == 0) | (stack == 1)).all():
         raise ValueError("masks hold values between 0 and 1; compare them with a threshold first")
-    stack = stack != 0
-    return [coco.encode(np.asfortranarray(mask, dtype=np.uint8)) for mask in stack]
+    return [coco.encode(np.asfortranarray(mask, dtype=np.uint8)) for mask in stack != 0]
 
 
 def decode(rles: Sequence[RLE], size: Size) -> npt.NDArray[np.bool_]:
@@ -47,13 +52,10 @@ def decode(rles: Sequence[RLE], size: Size) -> npt.NDArray[np.bool_]:
 
 
 def decode_resized(rles: Sequence[RLE], size: Size) -> npt.NDArray[np.bool_]:
-    """N RLEs as masks [N, H, W] of another size; each is decoded alone, which saves memory."""
+    """N RLEs as masks [N, H, W] of another size, by nearest neighbours."""
     masks = np.zeros((len(rles), *size), dtype=bool)
-    for mask, rle in zip(masks, rles, strict=True):
-        dense = coco.decode(rle)
-        if dense.shape != size:
-            dense = cv2.resize(dense, (size[1], size[0]), interpolation=cv2.INTER_NEAREST)
-        mask[:] = dense
+    for mask, rle in zip(masks, rles, strict=True):  # one at a time, to save memory
+        mask[:] = cv2.resize(coco.decode(rle), (size[1], size[0]), interpolation=cv2.INTER_NEAREST)
     return masks
 
 
@@ -64,9 +66,9 @@ def areas(rles: Sequence[RLE]) -> npt.NDArray[np.float64]:
 
 def boxes(rles: Sequence[RLE]) -> npt.NDArray[np.float64]:
     """Tight boxes [N, 4] as x0, y0, x1, y1 (right and lower edge exclusive); zeros if empty."""
-    found = np.asarray(coco.toBbox(list(rles)), dtype=np.float64).reshape(len(rles), 4)
-    found[:, 2:] += found[:, :2]
-    return found
+    tight = np.asarray(coco.toBbox(list(rles)), dtype=np.float64).reshape(len(rles), 4)
+    tight[:, 2:] += tight[:, :2]
+    return tight
 
 
 def iou(
@@ -74,7 +76,7 @@ def iou(
 ) -> npt.NDArray[np.float64]:
     """Intersection over union [len(first), len(second)].
 
-    Where `crowd` holds for the second mask it is the share of the first that lies inside it.
+    Where `crowd` is true for the second mask: intersection over the area of the first.
     """
     if not first or not second:
         return np.zeros((len(first), len(second)))
@@ -83,7 +85,7 @@ def iou(
 
 
 def interior_point(rle: RLE) -> tuple[float, float]:
-    """The centre (x, y) of the pixel deepest inside the mask: where a person would click."""
+    """The centre (x, y) of the pixel that is farthest from the mask's border."""
     x0, y0, x1, y1 = boxes([rle])[0].astype(int)
     mask = np.pad(coco.decode(rle)[y0:y1, x0:x1], 1)
     distance = cv2.distanceTransform(mask, cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
@@ -91,65 +93,12 @@ def interior_point(rle: RLE) -> tuple[float, float]:
     return float(x0 + column) - 0.5, float(y0 + row) - 0.5
 
 
-def covered(counts: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """How many pixels each of N compressed run-length strings covers: [N], -1 if it is broken.
-
-    Also [N]: whether the string is the usual one, with no run of length 0 but the first. With such
-    runs inside, pycocotools' intersections are wrong.
-
-    Every run length is written in groups of five bits, least first, plus 48; bit 32 says that
-    another group follows, bit 16 of the last group is the sign. From the fourth number on, it is
-    the difference to the number two before. All strings are read at once: this check is on the way
-    of every mask that comes in.
-    """
-    lengths = np.asarray([len(text) for text in counts])
-    whole = lengths > 0
-    pixels, usual = np.full(len(counts), -1), np.zeros(len(counts), dtype=bool)
-    if not whole.any():
-        return pixels, usual
-    groups = np.frombuffer(b"".join(counts), dtype=np.uint8) - np.uint8(48)  # below 48 wraps round
-    ends = np.cumsum(lengths[whole]) - 1
-    begins = np.concatenate(([0], ends[:-1] + 1))
-    follows = (groups & 32) != 0
-    bad = groups > 63
-    bad[ends] |= follows[ends]
-    follows[ends] = False  # so that a broken string does not run into the next
-    stops = np.flatnonzero(~follows)
-    starts = np.concatenate(([0], stops[:-1] + 1))
-    extra = stops - starts  # groups after the first
-    bad[starts[extra > 6]] = True
-    numbers = (groups[starts] & 31).astype(np.int64)
-    longer = np.flatnonzero(extra)
-    for k in range(1, 7):
-        numbers[longer] |= (groups[starts[longer] + k] & 31).astype(np.int64) << (5 * k)
-        longer = longer[extra[longer] > k]
-    negative = (groups[stops] & 16) != 0
-    numbers[negative] -= np.int64(1) << (5 * np.minimum(extra[negative] + 1, 7))
-    first = np.searchsorted(starts, begins)  # where in `numbers` each string begins
-    many = np.diff(np.append(first, len(numbers)))
-    index = np.arange(len(numbers)) - np.repeat(first, many)
-    runs = numbers.copy()
-    for parity in (0, 1):
-        chain = (index % 2 == parity) & (index > 0)
-        sums = np.cumsum(np.where(chain, numbers, 0))
-        runs[chain] = (sums - np.repeat(sums[first], many))[chain]  # the first is in no chain
-    broken = np.logical_or.reduceat(bad, begins) | (np.minimum.reduceat(runs, first) < 0)
-    pixels[whole] = np.where(broken, -1, np.add.reduceat(runs, first))
-    usual[whole] = ~np.logical_or.reduceat((runs == 0) & (index > 0), first)
-    return pixels, usual
-
-
-def all_of_size(rles: Sequence[RLE], size: Size) -> bool:
-    """Whether every RLE is well formed and usual, and covers an image of `size` exactly."""
-    pixels, usual = covered([rle["counts"] for rle in rles])
-    return bool((usual & (pixels == size[0] * size[1])).all())
-
-
 def from_json(segmentation: Any, size: Size, where: str, *, check: bool = True) -> RLE:
     """Any COCO segmentation (compressed or plain RLE, polygons) as a checked RLE of `size`.
 
-    `where` names the source in the error message. With `check=False` the caller promises to look at
-    a compressed RLE with `all_of_size` before anything else is done with it.
+    Args:
+        where: names the source in error messages.
+        check: whether to check a compressed RLE; if not, the caller must do so with `all_of_size`.
     """
     if isinstance(segmentation, list):
         return _from_polygons(segmentation, size, where)
@@ -171,15 +120,7 @@ def from_json(segmentation: Any, size: Size, where: str, *, check: bool = True) 
     except (AttributeError, UnicodeEncodeError):
         raise InputError(f"{where}: broken RLE, counts is {brief(counts)}") from None
     rle: RLE = {"size": list(size), "counts": text}
-    return _usual(rle, size, where) if check else rle
-
-
-def far(size: Size) -> int:
-    """How far from the image a polygon's corner may lie, in pixels.
-
-    Rasterisers walk along every edge, so a far-away corner would cost unbounded time and memory.
-    """
-    return 4 * max(size) + 64
+    return _checked(rle, size, where) if check else rle
 
 
 def to_json(rle: RLE) -> dict[str, Any]:
@@ -187,13 +128,106 @@ def to_json(rle: RLE) -> dict[str, Any]:
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
 
 
+def all_of_size(rles: Sequence[RLE], size: Size) -> bool:
+    """Whether every RLE is well formed and canonical, and covers an image of `size` exactly."""
+    pixels, canonical = count_pixels([rle["counts"] for rle in rles])
+    return bool((canonical & (pixels == size[0] * size[1])).all())
+
+
+def count_pixels(counts: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Pixels that each of N compressed run-length strings covers: int64 [N], -1 if malformed.
+
+    Also bool [N]: whether the string is canonical, with no run of length 0 but the first. With such
+    runs inside, pycocotools' intersections are wrong.
+
+    A run length is written in groups of five bits, least significant first, plus 48; bit 32 marks
+    that another group follows, bit 16 of the last group is the sign. From the fourth number on, it
+    is the difference to the number two before. All strings are read at once, for speed: every mask
+    of every file is checked.
+    """
+    lengths = np.asarray([len(text) for text in counts])
+    filled = lengths > 0
+    pixels, canonical = np.full(len(counts), -1), np.zeros(len(counts), dtype=bool)
+    if not filled.any():
+        return pixels, canonical
+    groups = np.frombuffer(b"".join(counts), dtype=np.uint8) - np.uint8(48)  # below 48 wraps round
+    last = np.cumsum(lengths[filled]) - 1  # group of each string
+    begin = np.concatenate(([0], last[:-1] + 1))
+    continued = (groups & 32) != 0
+    bad = groups > 63
+    bad[last] |= continued[last]
+    continued[last] = False  # so that a malformed string does not run into the next
+    stops = np.flatnonzero(~continued)  # last and first group of each number
+    starts = np.concatenate(([0], stops[:-1] + 1))
+    extra = stops - starts
+    bad[starts[extra >= MAX_GROUPS]] = True
+    numbers = (groups[starts] & 31).astype(np.int64)
+    longer = np.flatnonzero(extra)
+    for k in range(1, MAX_GROUPS):
+        numbers[longer] |= (groups[starts[longer] + k] & 31).astype(np.int64) << (5 * k)
+        longer = longer[extra[longer] > k]
+    negative = (groups[stops] & 16) != 0
+    numbers[negative] -= np.int64(1) << (5 * np.minimum(extra[negative] + 1, MAX_GROUPS))
+    first = np.searchsorted(starts, begin)  # number of each string
+    per_string = np.diff(np.append(first, len(numbers)))
+    index = np.arange(len(numbers)) - np.repeat(first, per_string)
+    runs = numbers.copy()
+    for parity in (0, 1):
+        chain = (index % 2 == parity) & (index > 0)  # the first number is in no chain
+        sums = np.cumsum(np.where(chain, numbers, 0))
+        runs[chain] = (sums - np.repeat(sums[first], per_string))[chain]
+    malformed = np.logical_or.reduceat(bad, begin) | (np.minimum.reduceat(runs, first) < 0)
+    pixels[filled] = np.where(malformed, -1, np.add.reduceat(runs, first))
+    canonical[filled] = ~np.logical_or.reduceat((runs == 0) & (index > 0), first)
+    return pixels, canonical
+
+
+def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
+    """The outline of a mask [H, W] as one polygon, M >= 3; None if the mask is empty.
+
+    Parts and holes are connected by seams, each to the nearest part that is connected already.
+    """
+    contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+    parts: list[npt.NDArray[Any]] = [np.asarray(contour).reshape(-1, 2) for contour in contours]
+    if not parts:
+        return None
+    outline = latest = parts.pop(0)
+    gaps: npt.NDArray[Any] = np.full(len(parts), np.inf)
+    while parts:
+        distance, _ = cKDTree(latest).query(np.concatenate(parts))
+        starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+        gaps = np.minimum(gaps, np.minimum.reduceat(distance, starts))
+        nearest = int(gaps.argmin())
+        gaps = np.delete(gaps, nearest)
+        latest = parts.pop(nearest)
+        outline = _connect(outline, latest)
+    return np.asarray(_without_straight_steps(outline) + 0.5, dtype=np.float64)
+
+
+def from_polygon(corners: Corners, size: Size) -> npt.NDArray[np.bool_]:
+    """The mask [H, W] of a polygon, clipped to the image."""
+    limit = _max_coordinate(size)
+    pixels = np.clip(np.floor(corners), -limit, limit).astype(np.int32)
+    mask = np.zeros(size, dtype=np.uint8)
+    cv2.fillPoly(mask, [pixels], 1)
+    return mask.astype(bool)
+
+
+def _max_coordinate(size: Size) -> int:
+    """Limit of a polygon's coordinates, in pixels.
+
+    Rasterisers walk along every edge: a far-away corner would cost unbounded time and memory.
+    """
+    return 4 * max(size) + 64
+
+
 def _from_polygons(polygons: list[Any], size: Size, where: str) -> RLE:
-    reach = far(size)
+    limit = _max_coordinate(size)
     for polygon in polygons:
-        numbers = isinstance(polygon, list) and all(
-            isinstance(value, int | float) and abs(value) <= reach for value in polygon
+        bounded = isinstance(polygon, list) and all(
+            isinstance(value, int | float) and abs(value) <= limit for value in polygon
         )
-        if not numbers or len(polygon) < 6 or len(polygon) % 2:
+        if not bounded or len(polygon) < 6 or len(polygon) % 2:
             raise InputError(
                 f"{where}: polygon {brief(polygon)}; expected [x, y, x, y, x, y, ...] in pixels, "
                 "three or more corners in or near the image"
@@ -209,16 +243,16 @@ def _from_plain(counts: list[Any], size: Size, where: str) -> RLE:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
             raise InputError(f"{where}: broken RLE, {brief(value)} among the counts")
     _check_pixels(sum(counts), size, where)
-    return _usual(coco.frPyObjects({"size": list(size), "counts": counts}, *size), size, where)
+    return _checked(coco.frPyObjects({"size": list(size), "counts": counts}, *size), size, where)
 
 
-def _usual(rle: RLE, size: Size, where: str) -> RLE:
-    """The RLE if it is well formed, without runs of length 0 inside."""
-    pixels, usual = covered([rle["counts"]])
+def _checked(rle: RLE, size: Size, where: str) -> RLE:
+    """The RLE in canonical form; raises if it is malformed or of another size."""
+    pixels, canonical = count_pixels([rle["counts"]])
     if pixels[0] < 0:
         raise InputError(f"{where}: broken RLE, counts is {brief(rle['counts'])}")
     _check_pixels(int(pixels[0]), size, where)
-    return rle if usual[0] else encode(decode([rle], size))[0]
+    return rle if canonical[0] else encode(decode([rle], size))[0]
 
 
 def _check_pixels(pixels: int, size: Size, where: str) -> None:
@@ -229,53 +263,19 @@ def _check_pixels(pixels: int, size: Size, where: str) -> None:
         )
 
 
-Corners = npt.NDArray[np.float64]
-
-
-def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
-    """The outline of a mask [H, W] as corners [M, 2] (x, y), M >= 3; None if the mask is empty."""
-    found, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
-    parts: list[npt.NDArray[Any]] = [np.asarray(part).reshape(-1, 2) for part in found]
-    if not parts:
-        return None
-    outline: npt.NDArray[Any] = parts.pop(0)
-    latest = outline
-    gaps: npt.NDArray[Any] = np.full(len(parts), np.inf)
-    while parts:  # always the part that is nearest to what is joined already
-        distance, _ = cKDTree(latest).query(np.concatenate(parts))
-        starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
-        gaps = np.minimum(gaps, np.minimum.reduceat(distance, starts))
-        nearest = int(gaps.argmin())
-        gaps = np.delete(gaps, nearest)
-        latest = parts.pop(nearest)
-        outline = _joined(outline, latest)
-    return np.asarray(_corners_only(outline) + 0.5, dtype=np.float64)
-
-
-def from_polygon(corners: Corners, size: Size) -> npt.NDArray[np.bool_]:
-    """The mask [H, W] that the polygon [M, 2] outlines, as far as it lies in the image."""
-    reach = far(size)  # what lies outside is cut off; this only bounds the numbers
-    pixels = np.clip(np.floor(corners), -reach, reach).astype(np.int32)
-    mask = np.zeros(size, dtype=np.uint8)
-    cv2.fillPoly(mask, [pixels], 1)
-    return mask.astype(bool)
-
-
-def _joined(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Walk round the first, cross to the second at the nearest corners, round it, and back."""
+def _connect(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Insert the second outline into the first, there and back between their nearest corners."""
     distance, index = cKDTree(first).query(second)
     j = int(distance.argmin())
     i = int(index[j])
-    there = np.roll(second, -j, axis=0)
-    return np.concatenate([first[: i + 1], there, there[:1], first[i:]])
+    rotated = np.roll(second, -j, axis=0)
+    return np.concatenate([first[: i + 1], rotated, rotated[:1], first[i:]])
 
 
-def _corners_only(outline: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Without the pixels that lie between two others on a row, a column or a diagonal."""
+def _without_straight_steps(outline: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Drop the pixels between two others on a row, a column or a diagonal."""
     before = outline - np.roll(outline, 1, axis=0)
     after = np.roll(outline, -1, axis=0) - outline
     one_step = np.abs(before).max(axis=1) == 1
     corners = outline[~((before == after).all(axis=1) & one_step)]
-    if len(corners) < 3:
-        corners = np.concatenate([outline, outline, outline])[:3]
-    return corners
+    return corners if len(corners) >= 3 else np.resize(outline, (3, 2))

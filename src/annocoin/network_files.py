@@ -1,4 +1,4 @@
-"""A network as one file: weights and architecture, without code that could be run."""
+"""Networks as .safetensors files: weights, architecture and provenance, and no executable code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from annocoin import files
 from annocoin.errors import InputError, brief
 
-MADE = "made"
+PROVENANCE = "provenance"
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -24,41 +24,42 @@ def write_network(
     net: nn.Module,
     kind: str,
     architecture: Mapping[str, Any],
-    made: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a network as .safetensors, whole or not at all.
+    """Write a network as .safetensors, atomically.
 
     Args:
-        kind: what it is, such as "classifier".
-        architecture: what it is made of, apart from its weights.
-        made: how it was trained.
+        kind: of the network, such as "classifier".
+        architecture: the arguments from which `read_network` builds it.
+        provenance: how it was trained.
     """
     state = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
-    said = {_key(kind): json.dumps(dict(architecture)), MADE: json.dumps(dict(made or {}))}
-    files.write_bytes(Path(path), save(state, said))
+    metadata = {_key(kind): dict(architecture), PROVENANCE: dict(provenance or {})}
+    texts = {key: json.dumps(value) for key, value in metadata.items()}
+    files.write_bytes(Path(path), save(state, texts))
 
 
 def read_network(
-    path: str | Path, kind: str, build: Callable[[dict[str, Any]], Net], maker: str
+    path: str | Path, kind: str, build: Callable[[dict[str, Any]], Net], command: str
 ) -> Net:
-    """Read what `write_network` wrote, ready for use; anything else is an `InputError`.
+    """Read a file of `write_network`, in evaluation mode; anything else is an `InputError`.
 
     Args:
         build: makes the network of an architecture.
-        maker: the command that writes such files, for messages.
+        command: that writes such files, for messages.
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path}: no such file; `{maker}` trains a {kind}")
+        raise InputError(f"{path}: no such file; `{command}` trains a {kind}")
     try:
         with safe_open(path, framework="pt") as file:
-            said = json.loads((file.metadata() or {})[_key(kind)])
+            architecture = json.loads((file.metadata() or {})[_key(kind)])
             state: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        net = build(said)
+        net = build(architecture)
         net.load_state_dict(state)
-    except Exception as error:  # a file that only looks like one can fail anywhere
+    except Exception as error:  # the content of a wrong file can fail at any step
         raise InputError(
-            f"{path}: not a {kind} that `{maker}` wrote ({brief(str(error))})"
+            f"{path}: not a {kind} that `{command}` wrote ({brief(str(error))})"
         ) from None
     return net.eval()
 

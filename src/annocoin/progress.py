@@ -1,4 +1,4 @@
-"""A progress bar for long work, on the terminal only."""
+"""Progress of long loops: a bar on a terminal, one line elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
+import psutil
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,29 +21,29 @@ from rich.progress import (
 )
 from rich.text import Text
 
-FIRST, PATIENCE = 4, 5.0
-"""So many items, and seconds, are waited for before the whole is estimated."""
+MIN_ITEMS, MIN_SECONDS = 4, 5.0
+"""Items and seconds to measure before the total time is estimated."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Items(Protocol[T_co]):
-    """Things to go through, whose number is known."""
+class SizedIterable(Protocol[T_co]):
+    """Anything with a length that can be iterated over."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[T_co]: ...
 
 
-def track(items: Items[T], doing: str) -> Iterable[T]:
-    """Iterate over `items`, showing how far it is, how long it will take, and the memory in use.
+def track(items: SizedIterable[T], description: str) -> Iterable[T]:
+    """Iterate over `items` with progress, remaining time and memory in use on stderr.
 
-    The bar goes to stderr and vanishes at the end. Without a terminal it is one line, for work that
-    takes longer than a minute: how long, estimated after the first items.
+    On a terminal this is a bar that vanishes at the end, elsewhere one line with the estimated
+    total time, if that is more than a minute.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        return _announced(items, doing)
+        return _with_estimate(items, description)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -50,48 +51,39 @@ def track(items: Items[T], doing: str) -> Iterable[T]:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        _Memory(),
+        _MemoryColumn(),
     )
-    return _tracked(items, doing, Progress(*columns, console=console, transient=True))
+    return _with_bar(items, description, Progress(*columns, console=console, transient=True))
 
 
-def _tracked(items: Items[T], doing: str, progress: Progress) -> Iterator[T]:
+def memory_in_use() -> int:
+    """Bytes of memory that this process holds."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def _with_bar(items: SizedIterable[T], description: str, progress: Progress) -> Iterator[T]:
     with progress:
-        yield from progress.track(items, total=len(items), description=doing)
+        yield from progress.track(items, total=len(items), description=description)
 
 
-def _announced(items: Items[T], doing: str) -> Iterator[T]:
-    """Yield the items; print once how long all will take, judged by those after the first.
-
-    The first one waits for processes and networks to start.
-    """
-    started, said = time.monotonic(), False
+def _with_estimate(items: SizedIterable[T], description: str) -> Iterator[T]:
+    """Print the estimated time once; the first item is not counted, it includes start-up."""
+    started, estimated = time.monotonic(), False
     for done, item in enumerate(items):
         if done == 1:
             started = time.monotonic()
-        spent = time.monotonic() - started
-        if not said and done > FIRST and spent > PATIENCE:
-            said = True
-            minutes = spent / (done - 1) * len(items) / 60
+        elapsed = time.monotonic() - started
+        if not estimated and done > MIN_ITEMS and elapsed > MIN_SECONDS:
+            estimated = True
+            minutes = elapsed / (done - 1) * len(items) / 60
             if minutes > 1:
-                print(f"{doing}: {len(items)} to do, about {minutes:.0f} min", file=sys.stderr)
+                total = f"{len(items)} to do, about {minutes:.0f} min"
+                print(f"{description}: {total}", file=sys.stderr)
         yield item
 
 
-class _Memory(ProgressColumn):
+class _MemoryColumn(ProgressColumn):
     max_refresh = 1.0
 
     def render(self, task: Task) -> Text:
-        found = memory_in_use()
-        return Text("" if found is None else f"{found / 2**30:.1f} GB")
-
-
-def memory_in_use() -> int | None:
-    """Bytes of memory that this process holds, where the system tells."""
-    if not sys.platform.startswith("linux"):
-        return None
-    with open("/proc/self/statm", encoding="ascii") as file:
-        pages = int(file.read().split()[1])
-    import resource
-
-    return pages * resource.getpagesize()
+        return Text(f"{memory_in_use() / 2**30:.1f} GB")

@@ -1,4 +1,4 @@
-"""The two nouns everything speaks: what a person said about an image, and the masks in it.
+"""The data types of all modules: the annotation of an image, and the instance masks in it.
 
 Conventions of the whole project: a class is its position 1..C in the list of class names (0 is the
 background, as in the paper); a size is (height, width); a box is x0, y0, x1, y1 in pixels from the
@@ -27,24 +27,24 @@ LabelKind = Literal["tag", "point", "box", "mask"]
 
 @dataclass(frozen=True)
 class WeakLabel:
-    """One thing said about an image: a class, and as much as is known about where it is.
+    """A class and, if known, the location of one object of it.
 
-    Without a place it is a tag: at least one object of that class is there. With a point, a box or
-    a mask (any of them) it is about one object.
+    Without location it is a tag: the image shows at least one object of that class. With a point, a
+    box or a mask (any combination) it describes one object.
     """
 
     label: int
     box: Box | None = None
     point: Point | None = None
     mask: RLE | None = None
-    crowd: bool = False  # COCO's "iscrowd": the place holds several objects
-    difficult: bool = False  # VOC's flag; no protocol of ours treats it apart
-    score: float | None = None  # where the weak_label was made by a machine
-    confidence: float | None = None
+    crowd: bool = False  # COCO's "iscrowd": the location covers several objects
+    difficult: bool = False  # VOC's flag; no protocol here treats it specially
+    score: float | None = None  # of predictions and pseudo labels
+    confidence: float | None = None  # of pseudo labels: agreement of the samples, in [0, 1]
 
     @property
     def kind(self) -> LabelKind:
-        """The strongest thing the weak_label says."""
+        """The most detailed location: mask, box or point; tag if there is none."""
         if self.mask is not None:
             return "mask"
         if self.box is not None:
@@ -54,12 +54,12 @@ class WeakLabel:
 
 @dataclass(frozen=True)
 class Annotation(Sequence[WeakLabel]):
-    """All that is said about one image: tags, points, boxes, masks, in any mixture.
+    """The N weak labels of one image: tags, points, boxes and masks in any mixture.
 
-    A sequence of N weak_labels; the properties give the same as equal-length fields.
+    A sequence of weak labels; the properties give the same as equal-length fields.
 
     Example:
-        >>> annotation = Annotation((480, 640), (WeakLabel(1), WeakLabel(2, box=(10, 20, 110, 220))))
+        >>> annotation = Annotation((480, 640), (WeakLabel(1), WeakLabel(2, box=(10, 20, 90, 80))))
         >>> annotation.kinds, annotation.labels.tolist()
         (('tag', 'box'), [1, 2])
     """
@@ -69,25 +69,19 @@ class Annotation(Sequence[WeakLabel]):
 
     def __post_init__(self) -> None:
         height, width = self.size
-        for weak_label in self.weak_labels:
-            if weak_label.label < 1:
-                raise ValueError(
-                    f"label {weak_label.label}: classes count from 1, 0 is the background"
-                )
-            if weak_label.mask is not None and tuple(weak_label.mask["size"]) != self.size:
-                raise ValueError(
-                    f"mask of size {weak_label.mask['size']} in an image of {self.size}"
-                )
-            if weak_label.box is not None:
-                x0, y0, x1, y1 = weak_label.box
+        for label in self:
+            if label.label < 1:
+                raise ValueError(f"label {label.label}: classes count from 1, 0 is the background")
+            if label.mask is not None and tuple(label.mask["size"]) != self.size:
+                raise ValueError(f"mask of size {label.mask['size']} in an image of {self.size}")
+            if label.box is not None:
+                x0, y0, x1, y1 = label.box
                 if not (0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height):
-                    raise ValueError(
-                        f"box {weak_label.box} is empty or outside the image {self.size}"
-                    )
-            if weak_label.point is not None:
-                x, y = weak_label.point
+                    raise ValueError(f"box {label.box} is empty or outside the image {self.size}")
+            if label.point is not None:
+                x, y = label.point
                 if not (0 <= x <= width and 0 <= y <= height):
-                    raise ValueError(f"point {weak_label.point} is outside the image {self.size}")
+                    raise ValueError(f"point {label.point} is outside the image {self.size}")
 
     def __len__(self) -> int:
         return len(self.weak_labels)
@@ -102,88 +96,81 @@ class Annotation(Sequence[WeakLabel]):
         return self.weak_labels[index]
 
     def only(self, kind: LabelKind) -> Annotation:
-        """The weak_labels of one kind: `only("box").labels` lines up with `only("box").boxes`."""
-        return replace(
-            self,
-            weak_labels=tuple(
-                weak_label for weak_label in self.weak_labels if weak_label.kind == kind
-            ),
-        )
+        """The weak labels of one kind: `only("box").labels` lines up with `only("box").boxes`."""
+        return replace(self, weak_labels=tuple(label for label in self if label.kind == kind))
 
     @property
     def distinct_labels(self) -> tuple[int, ...]:
-        """The classes said to be in the image, each once, rising."""
-        return tuple(sorted({weak_label.label for weak_label in self.weak_labels}))
+        """The classes of the weak labels, each once, in ascending order."""
+        return tuple(sorted({label.label for label in self}))
 
     @property
     def kinds(self) -> tuple[LabelKind, ...]:
-        """What each weak_label says: tag, point, box or mask."""
-        return tuple(weak_label.kind for weak_label in self.weak_labels)
+        """Kind of each weak label: tag, point, box or mask."""
+        return tuple(label.kind for label in self)
 
     @property
     def labels(self) -> Tensor:
         """Classes: int64 [N]."""
-        return torch.tensor(
-            [weak_label.label for weak_label in self.weak_labels], dtype=torch.int64
-        )
+        return torch.tensor([label.label for label in self], dtype=torch.int64)
 
     @property
     def boxes(self) -> Tensor:
-        """Boxes: float64 [N, 4], NaN where a weak_label has none."""
-        return _rows([weak_label.box for weak_label in self.weak_labels], 4)
+        """Boxes: float64 [N, 4], NaN for a weak label without box."""
+        return _rows([label.box for label in self], 4)
 
     @property
     def points(self) -> Tensor:
-        """Points: float64 [N, 2], NaN where a weak_label has none."""
-        return _rows([weak_label.point for weak_label in self.weak_labels], 2)
+        """Points: float64 [N, 2], NaN for a weak label without point."""
+        return _rows([label.point for label in self], 2)
 
     @property
     def masks(self) -> tuple[RLE | None, ...]:
-        """Masks, None where a weak_label has none."""
-        return tuple(weak_label.mask for weak_label in self.weak_labels)
+        """Masks, None for a weak label without mask."""
+        return tuple(label.mask for label in self)
 
     @property
     def crowd(self) -> Tensor:
-        """Whether a weak_label covers several objects: bool [N]."""
-        return torch.tensor([weak_label.crowd for weak_label in self.weak_labels], dtype=torch.bool)
+        """Whether a weak label covers several objects: bool [N]."""
+        return torch.tensor([label.crowd for label in self], dtype=torch.bool)
 
     def instances(self) -> Instances:
-        """The weak_labels that have a mask, as `Instances`; a score not given is 1."""
-        weak_labels = [weak_label for weak_label in self.weak_labels if weak_label.mask is not None]
+        """The weak labels with a mask as `Instances`; a missing score becomes 1."""
+        masked = [(label, label.mask) for label in self if label.mask is not None]
+        labels = [label for label, _ in masked]
         return Instances(
             size=self.size,
-            masks=[weak_label.mask for weak_label in weak_labels if weak_label.mask is not None],
-            labels=[weak_label.label for weak_label in weak_labels],
-            scores=[
-                1.0 if weak_label.score is None else weak_label.score for weak_label in weak_labels
-            ],
+            masks=[mask for _, mask in masked],
+            labels=[label.label for label in labels],
+            scores=[1.0 if label.score is None else label.score for label in labels],
             confidence=[
-                math.nan if weak_label.confidence is None else weak_label.confidence
-                for weak_label in weak_labels
+                math.nan if label.confidence is None else label.confidence for label in labels
             ],
-            crowd=[weak_label.crowd for weak_label in weak_labels],
+            crowd=[label.crowd for label in labels],
         )
 
 
 class Instances:
-    """N instances in one image: truth, prediction or pseudo label. Equal-length, indexable fields.
+    """N instances in one image: ground truth, predictions or pseudo labels.
 
     Args:
         size: (height, width) of the image.
         masks: N RLEs, or a tensor or array [N, H, W] of 0 and 1.
         labels: classes 1..C, int64 [N].
-        scores: ranking of the instances, float64 [N]; 1 if not given.
-        boxes: float64 [N, 4]; the masks' tight boxes if not given.
-        confidence: how sure a pseudo label is, float64 [N] in [0, 1]; NaN if not known.
-        crowd: whether the mask covers several objects, bool [N]; False if not given.
+        scores: ranking of the instances, float64 [N]; default 1.
+        boxes: float64 [N, 4]; default the masks' tight boxes.
+        confidence: agreement of the samples of a pseudo label, float64 [N] in [0, 1]; default NaN.
+        crowd: whether the mask covers several objects, bool [N]; default False.
 
     Example:
         >>> square = torch.zeros(1, 8, 8)
         >>> square[0, 2:4, 1:6] = 1
-        >>> found = Instances(size=(8, 8), masks=square, labels=[3], scores=[0.9])
-        >>> found.boxes.tolist(), found.areas.tolist()
+        >>> instances = Instances(size=(8, 8), masks=square, labels=[3], scores=[0.9])
+        >>> instances.boxes.tolist(), instances.areas.tolist()
         ([[1.0, 2.0, 6.0, 4.0]], [10.0])
     """
+
+    _fields = ("labels", "scores", "boxes", "confidence", "crowd")
 
     def __init__(
         self,
@@ -215,21 +202,14 @@ class Instances:
         return len(self.masks)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Instances:
-        """The chosen instances: a position, a slice, positions, or a bool tensor [N]."""
+        """The instances at an index, a slice, a list of indices, or a bool tensor [N]."""
         if isinstance(index, Tensor):
             index = index.tolist()
         elif isinstance(index, Sequence):
             index = list(index)
-        positions = torch.from_numpy(np.atleast_1d(np.arange(len(self))[index]))
-        return Instances(
-            size=self.size,
-            masks=[self.masks[i] for i in positions.tolist()],
-            labels=self.labels[positions],
-            scores=self.scores[positions],
-            boxes=self.boxes[positions],
-            confidence=self.confidence[positions],
-            crowd=self.crowd[positions],
-        )
+        indices = torch.from_numpy(np.atleast_1d(np.arange(len(self))[index]))
+        fields = {name: getattr(self, name)[indices] for name in self._fields}
+        return Instances(size=self.size, masks=[self.masks[i] for i in indices.tolist()], **fields)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Instances):
@@ -237,11 +217,10 @@ class Instances:
         return (
             self.size == other.size
             and self.masks == other.masks
-            and torch.equal(self.labels, other.labels)
-            and torch.equal(self.scores, other.scores)
-            and torch.equal(self.boxes, other.boxes)
-            and torch.equal(self.confidence.nan_to_num(-1), other.confidence.nan_to_num(-1))
-            and torch.equal(self.crowd, other.crowd)
+            and all(
+                np.array_equal(getattr(self, name), getattr(other, name), equal_nan=True)
+                for name in self._fields
+            )
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -259,7 +238,7 @@ class Instances:
         return torch.from_numpy(rle.decode(self.masks, self.size))
 
     def annotation(self) -> Annotation:
-        """The same as weak_labels with mask, box, score and confidence, for the writers of datasets."""
+        """The same as weak labels with mask, box, score and confidence, for dataset writers."""
         weak_labels = tuple(
             WeakLabel(
                 label=int(self.labels[i]),

@@ -251,7 +251,7 @@ def test_overlap_in_voc_is_told(scenes: Path, tmp_path: Path) -> None:
         for old, weak_label in zip(found[image.image_id].masks, kept, strict=True):
             expected.append(masks.iou([old], [weak_label.mask])[0, 0] if weak_label.mask else 0.0)
     assert loss.ious == pytest.approx(expected)
-    assert any("masks override" in line for line in loss.lines())
+    assert any("masks changed" in line for line in loss.lines())
 
 
 @given(st.integers(0, 10_000))

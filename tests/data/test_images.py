@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from annocoin.data.images import find_image, image_size, inside, read_image, read_index_map
+from annocoin.data.images import find_image, image_size, read_image, read_index_map, safe_join
 from annocoin.errors import InputError
 
 GRADIENT = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
@@ -119,12 +119,12 @@ def test_an_index_map_keeps_its_numbers_and_colours_are_refused(tmp_path: Path) 
 )
 def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="expected a name inside"):
-        inside(tmp_path, name, "file.csv:3")
+        safe_join(tmp_path, name, "file.csv:3")
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "b/c.jpg", "a..b.jpg", "..a.jpg", "ö ü.png"])
 def test_other_names_are_fine(tmp_path: Path, name: str) -> None:
-    assert inside(tmp_path, name, "file.csv:3") == tmp_path / name
+    assert safe_join(tmp_path, name, "file.csv:3") == tmp_path / name
 
 
 def test_an_image_is_found_by_its_stem(tmp_path: Path) -> None:

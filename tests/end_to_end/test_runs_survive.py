@@ -57,7 +57,7 @@ def test_killed_twenty_times_a_run_ends_the_same(scenes: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_second_process_is_refused(scenes: Path, tmp_path: Path, devices: int) -> None:
-    with files.only_one(tmp_path / "run" / ".lock"):
+    with files.exclusive_lock(tmp_path / "run" / ".lock"):
         second = subprocess.run(
             [sys.executable, "-m", "annocoin", "train", scenes, "--out", tmp_path / "run",
              "--preset", "synthetic", "--devices", str(devices)],

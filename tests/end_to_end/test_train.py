@@ -69,7 +69,7 @@ def test_a_run_holds_what_it_should(runs: dict[str, Path], supervision: str) -> 
     lines = metrics(run)
     steps = {name: [own for own in lines if own["stage"] == name] for name in stages}
     assert [own["step"] for own in steps["round 1, prediction"]] == [1, 2, 3, 4]
-    assert {"loss", "class", "mask", "box", "gradient"} <= set(steps["final prediction"][0])
+    assert {"loss", "loss_classifier", "loss_mask", "loss_box_reg", "gradient"} <= set(steps["final prediction"][0])
     assert {"cross_diversity", "moved_by_loss"} <= set(steps["round 1, conditional"][0])
     assert 0 <= steps["final samples"][0]["map@0.5"] <= 1
     assert set(json.loads((run / "costs.json").read_text())) == set(stages[1:])
@@ -77,7 +77,7 @@ def test_a_run_holds_what_it_should(runs: dict[str, Path], supervision: str) -> 
     assert read_config(run / "config.json").rounds == 1
     assert any((run / "tensorboard").rglob("events.out.tfevents.*"))
     net, architecture = read_prediction(run / "prediction.safetensors")
-    assert architecture.channels == 16
+    assert architecture.fpn_channels == 16
     assert len(net.state_dict()) > 50
 
 
@@ -117,8 +117,8 @@ def test_the_literal_preset_runs_too(scenes: Path, tmp_path: Path) -> None:
     small = {
         "classifier.backbone": "tiny",
         "prediction.architecture.backbone": "tiny",
-        "prediction.architecture.smallest": "20",
-        "prediction.architecture.longest": "96",
+        "prediction.architecture.anchor_size": "20",
+        "prediction.architecture.max_size": "96",
     }
     api.train(
         load_weak(scenes, "image", split="train"),
@@ -253,7 +253,7 @@ def test_predict_and_evaluate(
 ) -> None:
     out = tmp_path / "p"
     words = ("predict", runs["mask"], scenes / "JPEGImages", "--out", out, "--score", 0.01)
-    outcome = annocoin(*words, "--batch", 3, "--shown", 0.0)
+    outcome = annocoin(*words, "--shown", 0.0)
     assert outcome.code == 0, outcome.err
     assert len(list((out / "overlays").glob("*.png"))) == 8
     from_file = annocoin(
@@ -323,7 +323,7 @@ def test_train_destroys_nothing(
     assert "is no run of annocoin" in outcome.err
     assert (tmp_path / "config.json").read_text() == "mine"
     seeds = tmp_path / "seeds"  # a folder that annocoin made, and has locked, for something else
-    with files.only_one(seeds / ".lock"):
+    with files.exclusive_lock(seeds / ".lock"):
         (seeds / "classifier.safetensors").write_text("trained for hours")
     outcome = annocoin("train", scenes, "--split", "train", "--out", seeds, *SAID)
     assert "is no run of annocoin" in outcome.err

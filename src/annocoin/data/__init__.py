@@ -1,1 +1,1 @@
-"""Weak datasets, evaluation datasets and predictions: from files and to files."""
+"""Datasets and predictions: reading, writing and conversion of files."""

@@ -1,4 +1,4 @@
-"""What was made for the images of a dataset: a folder with a file for each, and how it was made."""
+"""Results of one stage for the images of a dataset: a folder of .npz files and its index."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from annocoin.data.images import inside
+from annocoin.data.images import safe_join
 from annocoin.data.parsing import field
-from annocoin.engine.distribution import ProcessGroup
 from annocoin.errors import InputError
-from annocoin.files import only_one, read_json, write_bytes, write_json
+from annocoin.files import exclusive_lock, read_json, write_bytes, write_json
 from annocoin.types import ImageId
 
-T = TypeVar("T")
 LOCK = ".lock"
+MAX_BYTES = 1 << 31
+"""Of a file when unpacked: a small file can claim any size."""
+
+T = TypeVar("T")
+Arrays = dict[str, npt.NDArray[Any]]
+Fields = Mapping[str, tuple[tuple[int | None, ...], tuple[str, ...]]]
+"""Name, shape (None: any length) and dtypes of each array of a file."""
 
 
 class ArtefactFolder(Mapping[ImageId, T]):
-    """The files of a folder by image id, read when asked for.
+    """The files of a folder by image id, read on access.
 
-    A subclass says what the folder's index is called and which command makes it.
+    A subclass names the folder's index file and the command that writes such folders.
     """
 
     index_name: ClassVar[str]
@@ -41,11 +47,11 @@ class ArtefactFolder(Mapping[ImageId, T]):
                 f"{self.path}: no {self.index_name} in it; make it with {self.command}"
             )
         content = read_json(index)
-        self.made: dict[str, Any] = field(content, "made", dict, str(index))
+        self.provenance: dict[str, Any] = field(content, "provenance", dict, str(index))
         self.files: dict[ImageId, Path] = {}
         for entry in field(content, "images", list, str(index)):
             image_id: Any = field(entry, "image_id", object, str(index))
-            file = inside(self.path, field(entry, "file", str, str(index)), str(index))
+            file = safe_join(self.path, field(entry, "file", str, str(index)), str(index))
             if isinstance(image_id, str | int) and file.is_file():
                 self.files[image_id] = file
 
@@ -69,144 +75,150 @@ class ArtefactFolder(Mapping[ImageId, T]):
         return len(self.files)
 
     def name(self, image_id: ImageId) -> str:
-        """Where an image's file lies in the folder, with "/" between folders."""
+        """The path of an image's file in the folder, with "/" as separator."""
         return self.files[image_id].relative_to(self.path).as_posix()
 
     @classmethod
     @contextmanager
     def writing(
-        cls,
-        out: Path,
-        made: Mapping[str, Any],
-        names: Iterable[tuple[ImageId, str]],
-        group: ProcessGroup | None = None,
+        cls, out: Path, provenance: Mapping[str, Any], names: Iterable[tuple[ImageId, str]]
     ) -> Iterator[dict[ImageId, Path]]:
-        """Hold the folder; gives the file of each image, to be written to.
+        """Lock the folder, add the images to its index, and yield the file to write for each.
 
-        A second process is refused, unless it is of the same group: then each writes some files.
-
-        The images join the folder's index. A folder whose files were made in another way is an
-        error, and so is one that holds something else.
+        A folder of another provenance or with other content is an error, and so is a second process
+        that calls this; several processes may write the files if one holds the folder (`paths`).
 
         Args:
-            made: how the files are made: names and values that JSON can hold.
+            provenance: options and inputs of the stage, as JSON holds them.
             names: the images' ids and the names of their files.
         """
-        if group is not None and not group.is_main:
-            group.barrier()
-            yield {image_id: inside(out, name, str(out)) for image_id, name in names}
-            group.barrier()
-            return
-        if out.exists() and not (out.is_dir() and cls._is_ours(out)):
+        if out.exists() and not (out.is_dir() and cls._may_write(out)):
             raise InputError(
                 f"{out}: exists and holds no {cls.index_name}; give a new or empty folder"
             )
-        with only_one(out / LOCK):
-            files = cls._write_index(out, made, names)
-            if group is not None:
-                group.barrier()
+        with exclusive_lock(out / LOCK):
+            files = cls.paths(out, names)
+            cls._write_index(out, provenance, files)
             yield files
-            if group is not None:
-                group.barrier()
+
+    @staticmethod
+    def paths(out: Path, names: Iterable[tuple[ImageId, str]]) -> dict[ImageId, Path]:
+        """The file of each image, as `writing` yields them, without lock and index."""
+        return {image_id: safe_join(out, name, str(out)) for image_id, name in names}
 
     @classmethod
-    def _is_ours(cls, folder: Path) -> bool:
+    def _may_write(cls, folder: Path) -> bool:
         names = {path.name for path in folder.iterdir()}
         return cls.index_name in names or all(name.startswith(".") for name in names)
 
     @classmethod
     def _write_index(
-        cls, out: Path, made: Mapping[str, Any], names: Iterable[tuple[ImageId, str]]
-    ) -> dict[ImageId, Path]:
+        cls, out: Path, provenance: Mapping[str, Any], files: Mapping[ImageId, Path]
+    ) -> None:
         index = out / cls.index_name
-        owners: dict[str, ImageId] = {}
-        if index.exists() and len(there := cls(out)):
-            for name, value in made.items():
-                if there.made.get(name) != value:
+        ids: dict[str, ImageId] = {}  # by file
+        if index.exists() and len(existing := cls(out)):
+            for name, value in provenance.items():
+                if existing.provenance.get(name) != value:
                     raise InputError(
-                        f"{out}: made with {name} {there.made.get(name)}, now it is {value}; "
-                        "give another --out, or the same options"
+                        f"{out}: made with {name} {existing.provenance.get(name)}, now it is "
+                        f"{value}; give another --out, or the same options"
                     )
-            owners = {f.relative_to(out).as_posix(): i for i, f in there.files.items()}
-        files = {}
-        for image_id, name in names:
-            path = inside(out, name, str(out))
+            ids = {existing.name(image_id): image_id for image_id in existing}
+        for image_id, path in files.items():
             file = path.relative_to(out).as_posix()
-            if owners.setdefault(file, image_id) != image_id:
+            if ids.setdefault(file, image_id) != image_id:
                 raise InputError(
-                    f"{out}: {file} is of image {owners[file]!r}, not {image_id!r}; "
-                    "give each dataset its own --out, and each image its own file"
+                    f"{out}: {file} is of image {ids[file]!r}, not {image_id!r}; "
+                    "use a different --out for each dataset, and one file per image"
                 )
-            files[image_id] = path
-        listed = [{"image_id": image_id, "file": file} for file, image_id in owners.items()]
-        write_json(index, {"made": dict(made), "images": listed}, indent=1)
-        return files
+        images = [{"image_id": image_id, "file": file} for file, image_id in ids.items()]
+        write_json(index, {"provenance": dict(provenance), "images": images}, indent=1)
 
 
-Arrays = dict[str, npt.NDArray[Any]]
-Fields = Mapping[str, tuple[tuple[int | None, ...], tuple[str, ...]]]
-"""Name, shape (None: any length) and types of each array of a file."""
-
-LARGEST = 1 << 31
-"""Bytes that a file may hold when unpacked: a small one can claim any size."""
-
-
-def write_arrays(path: Path, version: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write arrays as .npz, whole or not at all."""
-    content = io.BytesIO()
-    everything: Any = {"version": np.asarray(version, dtype=np.int64), **arrays}
-    np.savez_compressed(content, **everything)
-    write_bytes(path, content.getvalue())
-
-
-def read_arrays(
-    path: Path, version: int, fields: Fields, decode: Callable[[Arrays], T], *, what: str, made: str
-) -> T:
-    """`decode` what `write_arrays` wrote; anything else is an `InputError`.
+@dataclass(frozen=True)
+class ArrayFormat:
+    """A kind of .npz file with a version and checked arrays.
 
     Args:
-        decode: makes the object; a `ValueError` in it says what is wrong with the arrays.
-        what: what the file holds, for messages.
-        made: the command that makes it.
+        content: what the files hold, for messages.
+        command: that writes them, for messages.
+        version: files of another version are not read.
+        fields: the arrays.
     """
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; make {what} with `{made}`")
-    try:
-        found = _version(path)
-        if found != version:
-            raise ValueError(f"version {found}, this annocoin reads {version}")
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in fields}
-        _check_fields(arrays, fields)
-        return decode(arrays)
-    except Exception as error:  # a damaged zip raises many kinds
-        reason = "damaged" if "pickle" in str(error) else error
-        raise InputError(
-            f"{path}: not a file of {what} ({reason}); delete it and run `{made}` again"
-        ) from None
+
+    content: str
+    command: str
+    version: int
+    fields: Fields
+
+    def write(self, path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write arrays as compressed .npz, atomically."""
+        file = io.BytesIO()
+        named: Any = {"version": np.asarray(self.version, dtype=np.int64), **arrays}
+        np.savez_compressed(file, **named)
+        write_bytes(path, file.getvalue())
+
+    def read(self, path: Path, decode: Callable[[Arrays], T]) -> T:
+        """`decode` the arrays of a file; one that is not of this format is an `InputError`.
+
+        Args:
+            decode: makes the object; a `ValueError` in it names what is wrong with the arrays.
+        """
+        if not path.is_file():
+            raise InputError(f"{path}: no such file; make {self.content} with `{self.command}`")
+        try:
+            version = _read_version(path)
+            if version != self.version:
+                raise ValueError(f"version {version}, this annocoin reads {self.version}")
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in self.fields}
+            self._check(arrays)
+            return decode(arrays)
+        except Exception as error:  # a damaged zip file raises many kinds
+            reason = "damaged" if "pickle" in str(error) else error
+            raise InputError(
+                f"{path}: not a file of {self.content} ({reason}); "
+                f"delete it and run `{self.command}` again"
+            ) from None
+
+    def is_current(self, path: Path) -> bool:
+        """Whether a file exists and has this version; its arrays are not checked."""
+        try:
+            return path.is_file() and _read_version(path) == self.version
+        except Exception:  # as above
+            return False
+
+    def _check(self, arrays: Arrays) -> None:
+        for name, (shape, dtypes) in self.fields.items():
+            array = arrays[name]
+            fits = array.ndim == len(shape) and all(
+                length in (None, actual) for length, actual in zip(shape, array.shape, strict=True)
+            )
+            if not fits or array.dtype.name not in dtypes:
+                raise ValueError(f"{name} is {array.dtype} {array.shape}")
 
 
-def has_version(path: Path, version: int) -> bool:
-    """Whether a file is there and of this version; its content is not looked at."""
-    try:
-        return path.is_file() and _version(path) == version
-    except Exception:  # as above
-        return False
-
-
-def _version(path: Path) -> int:
+def _read_version(path: Path) -> int:
     with zipfile.ZipFile(path) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > LARGEST:
+        if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
             raise ValueError("larger than any such file")
     with np.load(path, allow_pickle=False) as file:
         return int(file["version"])
 
 
-def _check_fields(arrays: Arrays, fields: Fields) -> None:
-    for name, (shape, types) in fields.items():
-        found = arrays[name]
-        fits = len(shape) == found.ndim and all(
-            want is None or want == got for want, got in zip(shape, found.shape, strict=True)
-        )
-        if not fits or found.dtype.name not in types:
-            raise ValueError(f"{name} is {found.dtype} {found.shape}")
+def write_arrays(path: Path, version: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """`ArrayFormat.write`."""
+    ArrayFormat("", "", version, {}).write(path, arrays)
+
+
+def read_arrays(
+    path: Path, version: int, fields: Fields, decode: Callable[[Arrays], T], *, what: str, made: str
+) -> T:
+    """`ArrayFormat.read`."""
+    return ArrayFormat(what, made, version, fields).read(path, decode)
+
+
+def has_version(path: Path, version: int) -> bool:
+    """`ArrayFormat.is_current`."""
+    return ArrayFormat("", "", version, {}).is_current(path)

@@ -1,4 +1,4 @@
-"""From any format to any other, for datasets and for instances."""
+"""Writing datasets in any format, with their labels or with predicted instances."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Format = Literal["coco", "voc", "yolo", "labelme", "folder", "results"]
 
 
 def write_dataset(labelled: LabelledImages, out: str | Path, to: Format) -> ConversionLoss:
-    """Write a dataset in another format; the result tells what the format could not hold.
+    """Write a dataset in another format; returns what the format could not hold.
 
     Args:
         labelled: from `load_labelled` or `with_predictions`.
         out: a .json file for "coco"; .json or a new folder for "results"; else a new folder.
-        to: the format; "results" are instances as `read_predictions` takes them.
+        to: the format; "results" are instances for `read_predictions`.
     """
     out = Path(out)
     check_choice("format", to, get_args(Format))
@@ -40,28 +40,27 @@ def with_predictions(
     return with_instances(labelled, read_predictions(predictions, labelled, problems))
 
 
-def with_instances(labelled: LabelledImages, found: Mapping[ImageId, Instances]) -> LabelledImages:
+def with_instances(
+    labelled: LabelledImages, instances: Mapping[ImageId, Instances]
+) -> LabelledImages:
     """The same images with these instances instead of their labels."""
-    images = tuple(
-        replace(
-            image,
-            annotation=found[image.image_id].annotation()
-            if image.image_id in found
-            else Annotation(image.annotation.size),
-            listed_labels=None,
-        )
-        for image in labelled
-    )
-    return replace(labelled, images=images)
+    images = []
+    for image in labelled:
+        annotation = Annotation(image.annotation.size)
+        if image.image_id in instances:
+            annotation = instances[image.image_id].annotation()
+        images.append(replace(image, annotation=annotation, listed_labels=None))
+    return replace(labelled, images=tuple(images))
 
 
 def _write_results(labelled: LabelledImages, out: Path) -> ConversionLoss:
     loss = ConversionLoss()
-    for weak_label in (weak_label for image in labelled for weak_label in image.annotation):
-        if weak_label.mask is None:
-            loss.drop(f"{weak_label.kind} labels")
-    found = {image.image_id: image.annotation.instances() for image in labelled}
-    write_predictions(out, found, labelled.category_ids)
+    for image in labelled:
+        for kind in image.annotation.kinds:
+            if kind != "mask":
+                loss.drop(f"{kind} labels")
+    instances = {image.image_id: image.annotation.instances() for image in labelled}
+    write_predictions(out, instances, labelled.category_ids)
     return loss
 
 

@@ -1,12 +1,13 @@
-"""Datasets: what files say (`LabelledImages`), what training may see, what evaluation may see.
+"""Datasets: the content of files (`LabelledImages`), of training and of evaluation.
 
 `WeakDataset` and `EvaluationDataset` are different types on purpose. Training receives the first,
-which holds no mask but those that a user gave as labels (supervision "mixed"), unless full
-supervision ("mask") is asked for by name.
+which holds only the masks that a user gave as labels (supervision "mixed"), unless full supervision
+("mask") is requested by name.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -21,23 +22,23 @@ from annocoin.data.parsing import unique
 from annocoin.errors import InputError, Problems, brief, check_choice
 from annocoin.types import Annotation, Box, ImageId, Instances, WeakLabel
 
-Masks = Literal["never", "optional", "required"]
-"""Whether a reader gives masks: not even opened, where there are any, or for every image."""
+MaskPolicy = Literal["never", "optional", "required"]
+"""Whether a reader reads masks: none, those that exist, or one file of masks for every image."""
 
 Supervision = Literal["image", "box", "point", "mixed", "mask"]
 
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """An image and all that its files say about it.
+    """An image and all its labels.
 
     Args:
         image_id: the file's stem, or COCO's own id.
-        file_name: where the image lies in its dataset, with "/" between folders.
-        path: the image file; None if a COCO file came without its images.
-        annotation: the weak_labels, in the order of the file.
-        listed_labels: the class of each weak_label by VOC's object list, where masks came with it:
-            the pixels' classes, in `annotation`, differ from it in a few images.
+        file_name: path of the image in its dataset, with "/" as separator.
+        path: the image file; None for a COCO file without images.
+        annotation: the weak labels, in the order of the file.
+        listed_labels: the class of each weak label in VOC's object list, if it was read with masks:
+            the classes of the pixels, in `annotation`, differ from it in a few images.
     """
 
     image_id: ImageId
@@ -47,7 +48,7 @@ class LabelledImage:
     listed_labels: tuple[int, ...] | None = None
 
     def image_path(self) -> Path:
-        """The image file, for those who cannot do without."""
+        """The image file; raises if there is none."""
         if self.path is None:
             raise InputError(f"{self.file_name}: no images; say where they are with --images DIR")
         return self.path
@@ -55,14 +56,14 @@ class LabelledImage:
 
 @dataclass(frozen=True)
 class LabelledImages(Sequence[LabelledImage]):
-    """A dataset as its files have it; readers make it, writers take it.
+    """A dataset as its files hold it, for readers and writers.
 
     Args:
         classes: the names of classes 1..C.
-        category_ids: the number each class has in result files; 1..C but for COCO.
+        category_ids: the number of each class in result files; 1..C except for COCO.
         images: the images.
-        split: the name of the list they came from, if one was asked for.
-        splits: else the lists that they came from, by name.
+        split: the name of the list of images that was read, if one was selected.
+        splits: the lists of images by name, if none was selected.
         source: the path it was read from, for messages.
     """
 
@@ -84,20 +85,20 @@ class LabelledImages(Sequence[LabelledImage]):
         splits: Mapping[str, Sequence[ImageId]] | None = None,
         source: Path | None = None,
     ) -> LabelledImages:
-        """A dataset, which must have an image; the classes count from 1 if not said otherwise."""
+        """A dataset with at least one image; `category_ids` defaults to 1..C."""
         if not images:
             raise InputError(f"{source}: no usable image{f' in split {split!r}' if split else ''}")
         for name in classes:
             if not name or name != name.strip() or not name.isprintable():
                 raise InputError(f"{source}: class name {name!r}; expected plain text")
-        numbers = range(1, len(classes) + 1) if category_ids is None else category_ids
-        lists = _of_these(splits or {}, images)
-        return cls(tuple(classes), tuple(numbers), tuple(images), split, lists, source)
+        category_ids = category_ids or range(1, len(classes) + 1)
+        lists = _restrict(splits or {}, images)
+        return cls(tuple(classes), tuple(category_ids), tuple(images), split, lists, source)
 
     def stems(self) -> list[str]:
-        """A file name without ending for every image, all different.
+        """A file name without suffix for every image, all different.
 
-        Folders are dropped; if names would be the same without them, they become "__".
+        Folders are dropped, unless names would then be equal: they are joined with "__".
         """
         paths = [PurePosixPath(image.file_name).with_suffix("") for image in self]
         names = [path.name for path in paths]
@@ -106,7 +107,7 @@ class LabelledImages(Sequence[LabelledImage]):
         return unique(names, f"{self.source}: image file names")
 
     def unused_classes(self) -> int:
-        """How many classes no image has; formats that infer the classes lose them."""
+        """Number of classes without a label; formats without a list of classes lose them."""
         used = {label for image in self for label in image.annotation.distinct_labels}
         return len(self.classes) - len(used)
 
@@ -120,18 +121,18 @@ class LabelledImages(Sequence[LabelledImage]):
     def __getitem__(self, index: int | slice) -> LabelledImage | LabelledImages:
         if isinstance(index, slice):
             images = self.images[index]
-            return replace(self, images=images, splits=_of_these(self.splits, images))
+            return replace(self, images=images, splits=_restrict(self.splits, images))
         return self.images[index]
 
 
 @dataclass(frozen=True)
 class WeakImage:
-    """One image for training, with what a person said about it."""
+    """One image for training, with its weak labels."""
 
     image_id: ImageId
     path: Path
     annotation: Annotation
-    file_name: str = ""  # where it lies in its dataset, with "/" between folders
+    file_name: str = ""  # path of the image in its dataset, with "/" as separator
 
     def __post_init__(self) -> None:
         if not self.file_name:
@@ -148,12 +149,12 @@ class WeakImage:
 
 @dataclass(frozen=True)
 class WeakDataset(Sequence[WeakImage]):
-    """Images with cheap labels: all that training ever sees.
+    """Images with weak labels: all that training reads.
 
     Args:
         classes: the names of classes 1..C.
-        category_ids: the number each class has in result files.
-        supervision: what the annotations hold.
+        category_ids: the number of each class in result files.
+        supervision: the kind of weak labels.
         images: the images.
     """
 
@@ -171,32 +172,49 @@ class WeakDataset(Sequence[WeakImage]):
 
     @property
     def fully_masked(self) -> bool:
-        """Whether there are weak_labels, and each has a mask: nothing is left to be found out."""
-        weak_labels = [weak_label for image in self.images for weak_label in image.annotation]
-        return bool(weak_labels) and all(weak_label.mask is not None for weak_label in weak_labels)
+        """Whether there are weak labels, and all have a mask."""
+        kinds = {kind for image in self for kind in image.annotation.kinds}
+        return kinds == {"mask"}
 
     def with_classes(self, classes: tuple[str, ...], source: str) -> WeakDataset:
-        """The same with the numbers that these classes have, which hold all of its own.
+        """The same images with labels numbered by another list of classes.
+
+        Weak labels of classes that are not in the list are left out, with a note on stderr; if none
+        is left, that is an error.
 
         Args:
-            source: whose classes they are, for messages.
+            source: where the list of classes comes from, for messages.
         """
         if classes == self.classes:
             return self
-        unknown = [name for name in self.classes if name not in classes]
-        if unknown:
-            raise InputError(f"{source}: has no class {unknown[0]!r}; it has {brief(classes)}")
-        images = []
+        new_label = {
+            label: classes.index(name) + 1
+            for label, name in enumerate(self.classes, start=1)
+            if name in classes
+        }
+        images, left_out = [], []
         for image in self.images:
-            weak_labels = tuple(
-                replace(weak_label, label=classes.index(self.classes[weak_label.label - 1]) + 1)
-                for weak_label in image.annotation
+            weak_labels = []
+            for label in image.annotation:
+                if label.label in new_label:
+                    weak_labels.append(replace(label, label=new_label[label.label]))
+                else:
+                    left_out.append(self.classes[label.label - 1])
+            annotation = replace(image.annotation, weak_labels=tuple(weak_labels))
+            images.append(replace(image, annotation=annotation))
+        if not new_label or (left_out and not any(image.annotation for image in images)):
+            raise InputError(
+                f"{source}: knows none of the dataset's classes {brief(self.classes)}; "
+                f"it knows {brief(classes)}"
             )
-            images.append(
-                replace(image, annotation=replace(image.annotation, weak_labels=weak_labels))
+        if left_out:
+            unknown = ", ".join(sorted(set(left_out)))
+            print(
+                f"note: {source}: {len(left_out)} labels of unknown classes left out: {unknown}",
+                file=sys.stderr,
             )
-        numbers = tuple(range(1, len(classes) + 1))
-        return WeakDataset(classes, numbers, self.supervision, tuple(images))
+        category_ids = tuple(range(1, len(classes) + 1))
+        return WeakDataset(classes, category_ids, self.supervision, tuple(images))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -212,23 +230,20 @@ class WeakDataset(Sequence[WeakImage]):
 
 
 class EvaluationDataset:
-    """Images with the true masks, for measuring only.
+    """Images with ground truth masks, for evaluation only.
 
-    Iterating gives the image ids; `truth` gives the instances of one. Labels without a mask are no
-    truth; `without_mask` counts them.
+    Iterating gives the image ids; `truth` gives the instances of one. Labels without a mask are not
+    part of the ground truth; `without_mask` is their number.
     """
 
     def __init__(self, labelled: LabelledImages) -> None:
-        if not any(
-            weak_label.mask is not None for image in labelled for weak_label in image.annotation
-        ):
+        kinds = [kind for image in labelled for kind in image.annotation.kinds]
+        if "mask" not in kinds:
             raise InputError(
                 f"{labelled.source}: no masks in it; evaluation needs a dataset with true masks"
             )
         self.labelled = labelled
-        self.without_mask = sum(
-            weak_label.mask is None for image in labelled for weak_label in image.annotation
-        )
+        self.without_mask = len(kinds) - kinds.count("mask")
         self._images = {image.image_id: image for image in labelled}
 
     @property
@@ -245,25 +260,24 @@ class EvaluationDataset:
     def truth(
         self, image_id: ImageId, classes_from: Literal["pixels", "objects"] = "pixels"
     ) -> Instances:
-        """The true instances of one image.
+        """The ground truth instances of one image.
 
-        `classes_from` chooses between VOC's class map and the object list of its XML; other
-        formats say each class once.
+        `classes_from` selects VOC's class map or the object list of its XML; in other formats they
+        are the same.
         """
         image = self._images[image_id]
         annotation = image.annotation
         if classes_from == "objects" and image.listed_labels is not None:
             pairs = zip(annotation, image.listed_labels, strict=True)
-            annotation = replace(
-                annotation, weak_labels=tuple(replace(m, label=j) for m, j in pairs)
-            )
+            weak_labels = tuple(replace(label, label=listed) for label, listed in pairs)
+            annotation = replace(annotation, weak_labels=weak_labels)
         return annotation.instances()
 
 
 def weak_dataset(
     labelled: LabelledImages, supervision: Supervision, problems: Problems | None = None
 ) -> WeakDataset:
-    """What is left of a dataset under the given supervision."""
+    """The dataset reduced to one kind of supervision."""
     problems = problems or Problems()
     images = []
     for image in labelled:
@@ -277,58 +291,56 @@ def weak_dataset(
             images.append(
                 WeakImage(image.image_id, image.image_path(), annotation, image.file_name)
             )
-    wanted = {"box": "boxes", "point": "points"}.get(supervision)
-    if wanted and not any(supervision in image.annotation.kinds for image in images):
-        raise InputError(f"{labelled.source}: no {wanted} in it; use --supervision image, or mixed")
+    needed = {"box": "boxes", "point": "points"}.get(supervision)
+    if needed and not any(supervision in image.annotation.kinds for image in images):
+        raise InputError(f"{labelled.source}: no {needed} in it; use --supervision image, or mixed")
     return WeakDataset(labelled.classes, labelled.category_ids, supervision, tuple(images))
 
 
 def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
     """Keep only what the supervision allows.
 
-    image: each class once. box: boxes (of a mask, its tight box). point: points (of a mask, the
-    point deepest inside). A weak_label that cannot say what is asked for, and a crowd, which is no single
-    object, becomes a tag. mixed: every weak_label as it is. mask: those with masks, as in evaluation.
+    image: each class once, as a tag. box: boxes (of a mask, its tight box). point: points (of a
+    mask, its interior point). A weak label without box or point, and a crowd, which is not a single
+    object, becomes a tag. mixed: everything. mask: the weak labels with masks.
     """
     check_choice("supervision", supervision, get_args(Supervision))
     if supervision == "mixed":
         return annotation
     if supervision == "mask":
-        masked = tuple(weak_label for weak_label in annotation if weak_label.mask is not None)
-        return replace(annotation, weak_labels=masked)
+        return annotation.only("mask")
     if supervision == "image":
-        tags = tuple(WeakLabel(label) for label in annotation.distinct_labels)
-        return Annotation(annotation.size, tags)
-    place = _only_box if supervision == "box" else _only_point
-    weak_labels = tuple(
-        WeakLabel(weak_label.label) if weak_label.crowd else place(weak_label)
-        for weak_label in annotation
-    )
-    return Annotation(annotation.size, weak_labels)
+        weak_labels = [WeakLabel(label) for label in annotation.distinct_labels]
+    else:
+        location = _box_only if supervision == "box" else _point_only
+        weak_labels = [
+            WeakLabel(label.label) if label.crowd else location(label) for label in annotation
+        ]
+    return Annotation(annotation.size, tuple(weak_labels))
 
 
-def _of_these(
-    splits: Mapping[str, Sequence[ImageId]], images: Sequence[LabelledImage]
-) -> dict[str, tuple[ImageId, ...]]:
-    """The lists, without the images that are not there."""
-    there = {image.image_id for image in images}
-    return {name: tuple(i for i in ids if i in there) for name, ids in splits.items()}
-
-
-def tight_box(weak_label: WeakLabel) -> Box | None:
-    """The weak_label's box, else its mask's; None if it has neither."""
-    if weak_label.box is not None or weak_label.mask is None:
-        return weak_label.box
-    x0, y0, x1, y1 = masks.boxes([weak_label.mask])[0].tolist()
+def tight_box(label: WeakLabel) -> Box | None:
+    """The weak label's box, or else its mask's; None if it has neither."""
+    if label.box is not None or label.mask is None:
+        return label.box
+    x0, y0, x1, y1 = masks.boxes([label.mask])[0].tolist()
     return (x0, y0, x1, y1) if x1 > x0 else None
 
 
-def _only_box(weak_label: WeakLabel) -> WeakLabel:
-    return WeakLabel(weak_label.label, box=tight_box(weak_label), difficult=weak_label.difficult)
+def _box_only(label: WeakLabel) -> WeakLabel:
+    return WeakLabel(label.label, box=tight_box(label), difficult=label.difficult)
 
 
-def _only_point(weak_label: WeakLabel) -> WeakLabel:
-    point = weak_label.point
-    if point is None and weak_label.mask is not None and tight_box(weak_label) is not None:
-        point = masks.interior_point(weak_label.mask)
-    return WeakLabel(weak_label.label, point=point, difficult=weak_label.difficult)
+def _point_only(label: WeakLabel) -> WeakLabel:
+    point = label.point
+    if point is None and label.mask is not None and masks.areas([label.mask])[0]:
+        point = masks.interior_point(label.mask)
+    return WeakLabel(label.label, point=point, difficult=label.difficult)
+
+
+def _restrict(
+    splits: Mapping[str, Sequence[ImageId]], images: Sequence[LabelledImage]
+) -> dict[str, tuple[ImageId, ...]]:
+    """The lists without the ids of other images."""
+    ids = {image.image_id for image in images}
+    return {name: tuple(i for i in listed if i in ids) for name, listed in splits.items()}

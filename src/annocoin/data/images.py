@@ -1,4 +1,4 @@
-"""Image files from strangers: inside their folder, whole, and of a size that fits in memory."""
+"""Images: safe paths, sizes and pixels. Files are untrusted and may be broken or claim any size."""
 
 from __future__ import annotations
 
@@ -14,75 +14,58 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from annocoin.errors import InputError
+from annocoin.errors import InputError, brief
 from annocoin.masks import Size
 
 MAX_PIXELS = 100_000_000
 """Larger images are refused: a small file can claim any size and fill the memory when decoded."""
 
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
-"""Only these decoders run: by its content a file could choose one that starts other programs."""
+"""Decoders in use: some of Pillow's others start external programs."""
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xae\x42\x60\x82"}
 
 
-def inside(folder: Path, name: str, where: str) -> Path:
-    """`folder / name`, refusing names that lead out of the folder.
+def read_image(source: str | Path | Image.Image | npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """An image as RGB: uint8 [H, W, 3].
 
-    Only the name is judged; links that the owner of the folder put there are followed.
+    EXIF orientation is applied, grey and palette images become RGB, transparent pixels are blended
+    with white, 16-bit values are scaled.
+
+    Args:
+        source: a file, a Pillow image, or an array uint8 [H, W], [H, W, 1], [H, W, 3] (RGB) or
+            [H, W, 4] (RGBA).
     """
-    parts = PurePosixPath(name.replace("\\", "/")).parts
-    absolute = PurePosixPath(name).is_absolute() or bool(PureWindowsPath(name).drive)
-    if not parts or absolute or parts[0] == "/" or ".." in parts or "\0" in name:
-        raise InputError(f"{where}: file name {name!r}; expected a name inside {folder}")
-    return folder.joinpath(*parts)
-
-
-def find_image(folder: Path, stem: str, where: str) -> Path:
-    """The image file of that stem, whatever its ending."""
-    base = inside(folder, stem, where)
-    for suffix in SUFFIXES:
-        for candidate in (base.with_name(base.name + s) for s in (suffix, suffix.upper())):
-            if candidate.is_file():
-                return candidate
-    raise InputError(f"{where}: no image {base}.jpg (or {', '.join(SUFFIXES[1:])})")
+    if isinstance(source, str | Path):
+        with open_image(Path(source)) as image:
+            return _to_rgb(image)
+    if isinstance(source, np.ndarray):
+        return _to_rgb(_from_array(source))
+    if isinstance(source, Image.Image):
+        with _decoding("Pillow image"):
+            _check_pixels(source.width, source.height, "Pillow image")
+            return _to_rgb(source)
+    raise InputError(f"image is {brief(source)}; expected a path, a Pillow image or an array")
 
 
 def image_size(path: Path) -> Size:
-    """(height, width) as seen upright, from the file's head; a file cut short is refused.
+    """(height, width) after EXIF orientation, from the file's header; a truncated file is refused.
 
-    A JPEG or PNG that ends as it should is not decoded, so that this stays cheap.
+    A JPEG or PNG with an end marker is not decoded, which makes this cheap.
     """
-    with opened(path) as image:
-        if not _ends_well(path, image.format):
+    with open_image(path) as image:
+        if not _has_end_marker(path, image.format):
             image.load()
         width, height = image.size
-        if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # the camera was held sideways
+        if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # orientations rotated by 90 degrees
             width, height = height, width
         return height, width
 
 
-def read_image(path: Path) -> npt.NDArray[np.uint8]:
-    """The image upright, as RGB: uint8 [H, W, 3].
-
-    Grey and palette images become RGB, transparency is laid on white, 16-bit values are scaled.
-    """
-    with opened(path) as image:
-        image.load()
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):
-            values = np.asarray(upright, dtype=np.float64)
-            grey = np.clip(values / 257 if values.max(initial=0) > 255 else values, 0, 255)
-            return np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
-        if "A" in upright.mode or "transparency" in upright.info:
-            upright = upright.convert("RGBA")
-            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
-        return np.asarray(upright.convert("RGB"))
-
-
 def read_index_map(path: Path) -> npt.NDArray[np.uint8]:
     """A palette or grey PNG as its raw indices: uint8 [H, W] (VOC's segmentation maps)."""
-    with opened(path, formats=("PNG",)) as image:
+    with open_image(path, formats=("PNG",)) as image:
         if image.mode not in ("P", "L"):
             raise InputError(
                 f"{path}: image of mode {image.mode}; expected a PNG with a palette or 8-bit grey"
@@ -99,36 +82,89 @@ def copy_image(path: Path, folder: Path, stem: str) -> Path:
     return target
 
 
-@contextmanager
-def opened(path: Path | str, file: Any = None, formats: tuple[str, ...] = FORMATS) -> Iterator[Any]:
-    """A Pillow image of a bearable size; whatever is wrong with it is an `InputError`.
+def find_image(folder: Path, stem: str, where: str) -> Path:
+    """The image file of that stem, with any known suffix."""
+    base = safe_join(folder, stem, where)
+    for suffix in SUFFIXES:
+        for candidate in (base.with_name(base.name + s) for s in (suffix, suffix.upper())):
+            if candidate.is_file():
+                return candidate
+    raise InputError(f"{where}: no image {base}.jpg (or {', '.join(SUFFIXES[1:])})")
 
-    `path` is the file, or with `file` (bytes of an image) its name in messages.
+
+def safe_join(folder: Path, name: str, where: str) -> Path:
+    """`folder / name`, refusing names that lead out of the folder; symbolic links are followed."""
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    absolute = PurePosixPath(name).is_absolute() or bool(PureWindowsPath(name).drive)
+    if not parts or absolute or parts[0] == "/" or ".." in parts or "\0" in name:
+        raise InputError(f"{where}: file name {name!r}; expected a name inside {folder}")
+    return folder.joinpath(*parts)
+
+
+@contextmanager
+def open_image(
+    path: Path | str, file: Any = None, formats: tuple[str, ...] = FORMATS
+) -> Iterator[Any]:
+    """A Pillow image of at most `MAX_PIXELS`; any failure in the block is an `InputError`.
+
+    Args:
+        path: the file, or with `file` its name in messages.
+        file: a binary file object to read instead.
     """
-    file = path if file is None else file
-    try:
+    with _decoding(path):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's own, milder limit on the number of pixels
-            source = Image.open(file, formats=formats)
-        with source as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise InputError(
-                    f"{path}: {image.width} x {image.height} pixels; "
-                    f"at most {MAX_PIXELS:,} are read"
-                )
+            warnings.simplefilter("ignore")  # Pillow's own, lower limit on the number of pixels
+            opened = Image.open(path if file is None else file, formats=formats)
+        with opened as image:
+            _check_pixels(image.width, image.height, path)
             yield image
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such image file") from None
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: not an image that can be read ({error})") from None
+
+
+@contextmanager
+def _decoding(name: Path | str) -> Iterator[None]:
+    try:
+        yield
     except InputError:
         raise
-    except Exception as error:  # Pillow's decoders raise whatever they stumble over
-        raise InputError(f"{path}: broken image ({error})") from None
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such image file") from None
+    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise InputError(f"{name}: not an image that can be read ({error})") from None
+    except Exception as error:  # Pillow's decoders raise many kinds
+        raise InputError(f"{name}: broken image ({error})") from None
 
 
-def _ends_well(path: Path, kind: str | None) -> bool:
-    marker = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xae\x42\x60\x82"}.get(kind or "")
+def _check_pixels(width: int, height: int, name: Path | str) -> None:
+    if not 0 < width * height <= MAX_PIXELS:
+        raise InputError(f"{name}: {width} x {height} pixels; expected 1 to {MAX_PIXELS:,}")
+
+
+def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
+    image.load()
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I"):
+        values = np.asarray(upright, dtype=np.float64)
+        grey = np.clip(values / 257 if values.max(initial=0) > 255 else values, 0, 255)
+        return np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
+    if "A" in upright.mode or "transparency" in upright.info:
+        upright = upright.convert("RGBA")
+        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
+    return np.asarray(upright.convert("RGB"))
+
+
+def _from_array(array: npt.NDArray[Any]) -> Image.Image:
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in (1, 3, 4):
+        raise InputError(
+            f"image is an array {array.dtype} {list(array.shape)}; expected uint8 [H, W], "
+            "[H, W, 1], [H, W, 3] or [H, W, 4]"
+        )
+    _check_pixels(array.shape[1], array.shape[0], "image array")
+    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and channels == 1 else array)
+
+
+def _has_end_marker(path: Path, image_format: str | None) -> bool:
+    marker = END_MARKERS.get(image_format or "")
     if marker is None:
         return False
     with path.open("rb") as file:

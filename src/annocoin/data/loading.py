@@ -1,4 +1,4 @@
-"""Open any dataset by its path: the kind is recognised, the result is of the type asked for."""
+"""Reading a dataset by its path: the format is recognised, the type is that of the function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from annocoin.data.dataset import (
     EvaluationDataset,
     LabelledImages,
-    Masks,
+    MaskPolicy,
     Supervision,
     WeakDataset,
     weak_dataset,
@@ -28,14 +28,14 @@ def load_weak(
     images: str | Path | None = None,
     problems: Problems | None = None,
 ) -> WeakDataset:
-    """Images with cheap labels, for training.
+    """Images with weak labels, for training.
 
     Args:
         path: a VOC folder, a COCO .json, a folder with labels.csv, a YOLO or a labelme folder.
-        supervision: what may be seen: "image" (tags), "box", "point", "mixed", or "mask", which is
-            full supervision, for comparison.
-        split: the name of the list of images; all images if not given.
-        kind: the format, if it should not be recognised.
+        supervision: the weak labels to keep: "image" (tags), "box", "point", "mixed", or "mask",
+            which is full supervision, for comparison.
+        split: the name of the list of images; default all images.
+        kind: the format; default recognised by the files.
         images: the folder with the images of a COCO file.
         problems: `Problems(skip=True)` leaves bad images out instead of stopping.
 
@@ -43,13 +43,9 @@ def load_weak(
     """
     kind = kind or recognise(Path(path))
     needed = supervision in ("point", "mask") or (supervision == "mixed" and kind != "voc")
+    policy: MaskPolicy = "optional" if needed else "never"
     labelled = load_labelled(
-        path,
-        split=split,
-        kind=kind,
-        images=images,
-        with_masks="optional" if needed else "never",
-        problems=problems,
+        path, split=split, kind=kind, images=images, with_masks=policy, problems=problems
     )
     return weak_dataset(labelled, supervision, problems)
 
@@ -62,17 +58,11 @@ def load_evaluation(
     images: str | Path | None = None,
     problems: Problems | None = None,
 ) -> EvaluationDataset:
-    """Images with their true masks, for measuring. The arguments are those of `load_weak`."""
-    return EvaluationDataset(
-        load_labelled(
-            path,
-            split=split,
-            kind=kind,
-            images=images,
-            with_masks="required",
-            problems=problems,
-        )
+    """Images with ground truth masks, for evaluation. The arguments are those of `load_weak`."""
+    labelled = load_labelled(
+        path, split=split, kind=kind, images=images, with_masks="required", problems=problems
     )
+    return EvaluationDataset(labelled)
 
 
 def load_labelled(
@@ -81,25 +71,43 @@ def load_labelled(
     split: str | None = None,
     kind: DatasetKind | None = None,
     images: str | Path | None = None,
-    with_masks: Masks = "optional",
+    with_masks: MaskPolicy = "optional",
     problems: Problems | None = None,
 ) -> LabelledImages:
-    """All that the files say, for conversion. The arguments are those of `load_weak`.
+    """All labels of a dataset, for conversion. The arguments are those of `load_weak`.
 
-    `with_masks`: "never" opens none, "required" wants maps for every image of a VOC folder.
+    `with_masks`: "never" reads none, "required" needs maps for every image of a VOC folder.
     """
     path, problems = Path(path), problems or Problems()
     kind = kind or recognise(path)
+    folder_of_images = None if images is None else Path(images)
     try:
-        return _read(
-            path, kind, split, None if images is None else Path(images), with_masks, problems
-        )
+        return _read(path, kind, split, folder_of_images, with_masks, problems)
     except InputError as error:
-        if problems.skipped:  # nothing was left: say why
+        if problems.skipped:  # no image is left: add the reason
             raise InputError(
                 f"{error}; skipped {len(problems.skipped)}: {problems.skipped[0]}"
             ) from None
         raise
+
+
+def recognise(path: Path) -> DatasetKind:
+    """The format of the dataset at `path`."""
+    if path.is_file() and path.suffix == ".json":
+        return "coco"
+    if (path / "Annotations").is_dir() and (path / "JPEGImages").is_dir():
+        return "voc"
+    if (path / "labels.csv").is_file():
+        return "folder"
+    if (path / "data.yaml").is_file():
+        return "yolo"
+    if path.is_dir() and any(path.glob("*.json")):
+        return "labelme"
+    problem = "not a dataset of a known format" if path.exists() else "no such file or folder"
+    raise InputError(
+        f"{path}: {problem}; expected a VOC folder (Annotations, JPEGImages), a COCO .json, a "
+        "folder with images/ and labels.csv, a YOLO folder (data.yaml) or a labelme folder"
+    )
 
 
 def _read(
@@ -107,7 +115,7 @@ def _read(
     kind: DatasetKind,
     split: str | None,
     images: Path | None,
-    with_masks: Masks,
+    with_masks: MaskPolicy,
     problems: Problems,
 ) -> LabelledImages:
     check_choice("kind", kind, get_args(DatasetKind))
@@ -124,22 +132,3 @@ def _read(
     if kind == "yolo":
         return yolo.read(path, split, with_masks != "never", problems)
     return labelme.read(path, with_masks != "never", problems)
-
-
-def recognise(path: Path) -> DatasetKind:
-    """The format of the dataset at `path`."""
-    if path.is_file() and path.suffix == ".json":
-        return "coco"
-    if (path / "Annotations").is_dir() and (path / "JPEGImages").is_dir():
-        return "voc"
-    if (path / "labels.csv").is_file():
-        return "folder"
-    if (path / "data.yaml").is_file():
-        return "yolo"
-    if path.is_dir() and any(path.glob("*.json")):
-        return "labelme"
-    found = "no such file or folder" if not path.exists() else "not a dataset that we know"
-    raise InputError(
-        f"{path}: {found}; expected a VOC folder (Annotations, JPEGImages), a COCO .json, a folder "
-        "with images/ and labels.csv, a YOLO folder (data.yaml) or a labelme folder"
-    )

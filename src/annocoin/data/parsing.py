@@ -1,4 +1,4 @@
-"""Checks that every reader makes on numbers, names and lists: right, or one clear line."""
+"""Checks of values from files, shared by all readers: a valid value, or one clear line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from annocoin.data.images import MAX_PIXELS
 from annocoin.errors import InputError, brief
 from annocoin.masks import Size
 from annocoin.types import Box, Point, clip_box
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 def field(entry: Any, key: str, kind: type[T], where: str) -> T:
-    """`entry[key]`, which must be there and of that kind."""
+    """`entry[key]`, which must exist and be of that type."""
     if not isinstance(entry, dict):
         raise InputError(f"{where}: found {brief(entry)}; expected an object with {key!r}")
     if key not in entry:
@@ -36,20 +37,29 @@ def finite(value: Any, where: str) -> float:
     return number
 
 
-def numbers(
-    entry: dict[str, Any], key: str, count: int, expected: str, where: str
-) -> list[float] | None:
-    """The `count` finite numbers of the list `entry[key]`; None if it is not there."""
+def optional_number(entry: dict[str, Any], key: str, where: str) -> float | None:
+    """The finite number `entry[key]`; None if it is missing."""
+    return None if entry.get(key) is None else finite(entry[key], f"{where}: {key}")
+
+
+def numbers(entry: dict[str, Any], key: str, names: str, where: str) -> list[float] | None:
+    """The finite numbers of the list `entry[key]`, as many as `names`; None if it is missing."""
     if entry.get(key) is None:
         return None
-    found = [finite(value, f"{where}: {key}") for value in field(entry, key, list, where)]
-    if len(found) != count:
-        raise InputError(f"{where}: {key} is {brief(entry[key])}; expected {expected}")
-    return found
+    values = [finite(value, f"{where}: {key}") for value in field(entry, key, list, where)]
+    if len(values) != len(names.split(", ")):
+        raise InputError(f"{where}: {key} is {brief(entry[key])}; expected {names}")
+    return values
+
+
+def xywh_box(entry: dict[str, Any], where: str) -> list[float] | None:
+    """COCO's `entry["bbox"]` as x0, y0, x1, y1; None if it is missing."""
+    box = numbers(entry, "bbox", "x, y, width, height", where)
+    return None if box is None else [*box[:2], box[0] + box[2], box[1] + box[3]]
 
 
 def clipped_box(box: Sequence[float], size: Size, where: str) -> Box:
-    """The part of the box that lies in the image; none is an error."""
+    """The part of the box that lies in the image; an empty one is an error."""
     clipped = clip_box(box, size)
     if clipped is None:
         raise InputError(
@@ -67,13 +77,13 @@ def checked_point(point: Sequence[float], size: Size, where: str) -> Point:
     return x, y
 
 
-def checked_size(height: Any, width: Any, limit: int, where: str) -> Size:
-    """An image size from a file: positive whole numbers, not beyond what we would decode."""
+def checked_size(height: Any, width: Any, where: str) -> Size:
+    """An image size from a file: positive whole numbers, at most `MAX_PIXELS` pixels."""
     whole = all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in (height, width))
-    if not whole or height * width > limit:
+    if not whole or height * width > MAX_PIXELS:
         raise InputError(
             f"{where}: size {brief(height)} x {brief(width)}; expected whole numbers of pixels, "
-            f"{limit:,} at most in all"
+            f"{MAX_PIXELS:,} at most in all"
         )
     return height, width
 
@@ -86,7 +96,7 @@ def label_of(name: str, classes: Sequence[str], where: str) -> int:
 
 
 def unique(names: list[T], where: str) -> list[T]:
-    """The same list, if nothing stands in it twice."""
+    """The same list; a value that occurs twice is an error."""
     seen: set[T] = set()
     for name in names:
         if name in seen:

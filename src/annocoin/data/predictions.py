@@ -1,9 +1,9 @@
-"""Instances on disk: COCO results (one JSON file), or a folder with one JSON file an image.
+"""Instances on disk: COCO results (one JSON file), or a folder with one JSON file per image.
 
 COCO results: ``[{"image_id", "category_id", "segmentation": RLE, "score"}, ...]``, optionally with
-"bbox" and "confidence". A file of the folder: ``{"image_id": ..., "instances": [...]}`` with the
-same entries but for the image_id. A COCO dataset file with segmentations is taken too: a score that
-it does not give is 1, its images are known by their file names and its classes by their names.
+"bbox" and "sample_agreement". A file of the folder: ``{"image_id": ..., "instances": [...]}`` with
+the same entries without image_id. A COCO dataset file with segmentations can be read too: missing
+scores are 1, images are matched by file name and classes by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from annocoin import masks
 from annocoin.data.dataset import EvaluationDataset, LabelledImages
 from annocoin.data.formats import coco
-from annocoin.data.parsing import field, finite, label_of, numbers
+from annocoin.data.parsing import field, finite, label_of, optional_number, xywh_box
 from annocoin.errors import InputError, Problems, brief
 from annocoin.files import new_directory, read_json, write_json
 from annocoin.masks import RLE, Size
@@ -33,13 +33,14 @@ def read_predictions(
     """The instances of every image that has any, checked against the images of `dataset`."""
     path, problems = Path(path), problems or Problems()
     labelled = dataset.labelled if isinstance(dataset, EvaluationDataset) else dataset
+    reader = _Reader(labelled, problems)
     if path.is_dir():
-        return _read_folder(path, labelled, problems)
+        return reader.read_folder(path)
     content = read_json(path)
     if isinstance(content, list):
-        return _Known(labelled).read(content, str(path), problems)
+        return reader.read_entries(content, str(path))
     if isinstance(content, dict) and {"images", "annotations"} <= content.keys():
-        return _read_dataset(content, path, labelled, problems)
+        return _read_coco_dataset(content, path, labelled, problems)
     raise InputError(
         f"{path}: found {brief(content)}; expected a list of COCO results, a COCO dataset "
         "or a folder of prediction files"
@@ -49,7 +50,7 @@ def read_predictions(
 def write_predictions(
     path: str | Path, predictions: Mapping[ImageId, Instances], category_ids: Sequence[int]
 ) -> None:
-    """Write COCO results if `path` ends in .json, else a new folder with one file an image."""
+    """Write COCO results if `path` ends in .json, else a new folder with one file per image."""
     path = Path(path)
     if path.suffix == ".json":
         entries = [
@@ -71,131 +72,111 @@ def write_predictions(
             (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
-def _read_folder(
-    folder: Path, labelled: LabelledImages, problems: Problems
-) -> dict[ImageId, Instances]:
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise InputError(f"{folder}: no prediction files; expected one .json file an image")
-    known = _Known(labelled)
-    seen: set[ImageId] = set()
-    found: dict[ImageId, Instances] = {}
-    for file in track(files, "reading predictions"):
-        with problems.caught():
-            content = read_json(file)
-            image_id = known.image_id(content, str(file))
-            if image_id in seen:
-                raise InputError(f"{file}: image_id {image_id!r} occurs twice")
-            seen.add(image_id)
-            entries = field(content, "instances", list, str(file))
-            own = [e | {"image_id": image_id} if isinstance(e, dict) else e for e in entries]
-            found |= known.read(own, str(file), problems)
-    return found
+class _Reader:
+    """Reads entries of COCO results for the images and classes of a dataset."""
 
-
-class _Known:
-    """The images and classes of a dataset, against which entries are checked."""
-
-    def __init__(self, labelled: LabelledImages) -> None:
+    def __init__(self, labelled: LabelledImages, problems: Problems) -> None:
         self.sizes = {image.image_id: image.annotation.size for image in labelled}
         self.labels = {number: j for j, number in enumerate(labelled.category_ids, start=1)}
+        self.problems = problems
 
-    def image_id(self, entry: Any, where: str) -> ImageId:
+    def read_folder(self, folder: Path) -> dict[ImageId, Instances]:
+        files = sorted(folder.glob("*.json"))
+        if not files:
+            raise InputError(f"{folder}: no prediction files; expected one .json file per image")
+        read: set[ImageId] = set()
+        predictions: dict[ImageId, Instances] = {}
+        for file in track(files, "reading predictions"):
+            with self.problems.caught():
+                content = read_json(file)
+                image_id = self._image_id(content, str(file))
+                if image_id in read:
+                    raise InputError(f"{file}: image_id {image_id!r} occurs twice")
+                read.add(image_id)
+                entries = [
+                    {**entry, "image_id": image_id} if isinstance(entry, dict) else entry
+                    for entry in field(content, "instances", list, str(file))
+                ]
+                predictions |= self.read_entries(entries, str(file))
+        return predictions
+
+    def read_entries(self, entries: list[Any], where: str) -> dict[ImageId, Instances]:
+        by_image: dict[ImageId, list[tuple[str, dict[str, Any]]]] = {}
+        ids: set[str] = set()
+        for number, entry in enumerate(entries):
+            with self.problems.caught():
+                location = f"{where}: entry {number}"
+                image_id = self._image_id(entry, location)
+                if "id" in entry:
+                    if str(entry["id"]) in ids:
+                        raise InputError(f"{location}: id {brief(entry['id'])} occurs twice")
+                    ids.add(str(entry["id"]))
+                by_image.setdefault(image_id, []).append((location, entry))
+        predictions = {
+            image_id: self._to_instances(located, self.sizes[image_id])
+            for image_id, located in by_image.items()
+        }
+        return {image_id: found for image_id, found in predictions.items() if len(found)}
+
+    def _image_id(self, entry: Any, where: str) -> ImageId:
         image_id: Any = field(entry, "image_id", object, where)
         if isinstance(image_id, bool | list | dict) or image_id not in self.sizes:
             raise InputError(
                 f"{where}: image_id {brief(image_id)} is not in the dataset; "
                 f"its ids are such as {next(iter(self.sizes))!r}"
             )
-        found: ImageId = image_id
-        return found
+        checked: ImageId = image_id
+        return checked
 
-    def read(self, entries: list[Any], where: str, problems: Problems) -> dict[ImageId, Instances]:
-        """The instances of each image that the entries are about."""
-        by_image: dict[ImageId, list[tuple[str, dict[str, Any]]]] = {}
-        seen: set[str] = set()
-        for number, entry in enumerate(entries):
-            with problems.caught():
-                here = f"{where}: entry {number}"
-                image_id = self.image_id(entry, here)
-                if "id" in entry:
-                    if str(entry["id"]) in seen:
-                        raise InputError(f"{here}: id {brief(entry['id'])} occurs twice")
-                    seen.add(str(entry["id"]))
-                by_image.setdefault(image_id, []).append((here, entry))
-        found = {
-            image_id: _to_instances(own, self.sizes[image_id], self.labels, problems)
-            for image_id, own in by_image.items()
-        }
-        return {image_id: instances for image_id, instances in found.items() if len(instances)}
+    def _to_instances(self, located: list[tuple[str, dict[str, Any]]], size: Size) -> Instances:
+        """The entries of one image. Masks are checked together, and one by one if any is bad."""
+        for check in (False, True):
+            problems = Problems(self.problems.skip)
+            rows = []
+            for where, entry in located:
+                with problems.caught():
+                    rows.append(self._to_row(entry, size, where, check))
+            rles = [row.mask for row in rows]
+            if masks.all_of_size(rles, size):
+                break
+        self.problems.skipped += problems.skipped
+        tight_boxes = masks.boxes(rles).tolist()
+        return Instances(
+            size=size,
+            masks=rles,
+            labels=[row.label for row in rows],
+            scores=[row.score for row in rows],
+            boxes=[row.box or tight for row, tight in zip(rows, tight_boxes, strict=True)],
+            confidence=[math.nan if row.confidence is None else row.confidence for row in rows],
+        )
+
+    def _to_row(self, entry: dict[str, Any], size: Size, where: str, check: bool) -> _Row:
+        segmentation = field(entry, "segmentation", object, where)
+        return _Row(
+            label=coco.label_of_category(entry, self.labels, where),
+            score=finite(field(entry, "score", object, where), f"{where}: score"),
+            mask=masks.from_json(segmentation, size, where, check=check),
+            box=xywh_box(entry, where),
+            confidence=optional_number(entry, coco.AGREEMENT, where),
+        )
 
 
 class _Row(NamedTuple):
-    """One instance as read: `box` and `confidence` where the file gives them."""
-
     label: int
     score: float
     mask: RLE
     box: list[float] | None
-    confidence: float
+    confidence: float | None
 
 
-def _to_instances(
-    entries: list[tuple[str, dict[str, Any]]],
-    size: Size,
-    labels: dict[int, int],
-    problems: Problems,
-) -> Instances:
-    """The entries of one image. Its masks are checked together, and one by one if any is bad."""
-    for check in (False, True):
-        attempt = Problems(problems.skip)
-        rows = []
-        for where, entry in entries:
-            with attempt.caught():
-                rows.append(_to_row(entry, size, labels, where, check))
-        if masks.all_of_size([row.mask for row in rows], size):
-            break
-    problems.skipped += attempt.skipped
-    rles = [row.mask for row in rows]
-    tight = masks.boxes(rles).tolist()
-    return Instances(
-        size=size,
-        masks=rles,
-        labels=[row.label for row in rows],
-        scores=[row.score for row in rows],
-        boxes=[row.box or own for row, own in zip(rows, tight, strict=True)],
-        confidence=[row.confidence for row in rows],
-    )
-
-
-def _to_row(
-    entry: dict[str, Any], size: Size, labels: dict[int, int], where: str, check: bool
-) -> _Row:
-    category = field(entry, "category_id", int, where)
-    if category not in labels:
-        raise InputError(f"{where}: category_id {category}; expected {brief(list(labels))}")
-    score = finite(field(entry, "score", object, where), f"{where}: score")
-    confidence = entry.get("confidence")
-    box = numbers(entry, "bbox", 4, "x, y, width, height", where)
-    if box is not None:
-        box = [*box[:2], box[0] + box[2], box[1] + box[3]]
-    return _Row(
-        label=labels[category],
-        score=score,
-        mask=masks.from_json(field(entry, "segmentation", object, where), size, where, check=check),
-        box=box,
-        confidence=math.nan if confidence is None else finite(confidence, f"{where}: confidence"),
-    )
-
-
-def _read_dataset(
+def _read_coco_dataset(
     content: dict[str, Any], path: Path, dataset: LabelledImages, problems: Problems
 ) -> dict[ImageId, Instances]:
-    given = coco.from_content(content, path, None, True, problems)
-    ids = _by_file_name(dataset)
+    predicted = coco.from_content(content, path, None, True, problems)
+    ids = _ids_by_file_name(dataset)
     sizes = {image.image_id: image.annotation.size for image in dataset}
-    found: dict[ImageId, Instances] = {}
-    for image in given:
+    predictions: dict[ImageId, Instances] = {}
+    for image in predicted:
         with problems.caught():
             where = f"{path}: image {image.file_name!r}"
             stem = PurePosixPath(image.file_name).with_suffix("")
@@ -207,16 +188,16 @@ def _read_dataset(
                     f"{where} is {image.annotation.size}; in the dataset it is {sizes[image_id]}"
                 )
             instances = image.annotation.instances()
-            names = [given.classes[label - 1] for label in instances.labels.tolist()]
+            names = [predicted.classes[label - 1] for label in instances.labels.tolist()]
             labels = [label_of(name, dataset.classes, where) for name in names]
             instances.labels = instances.labels.new_tensor(labels)
             if len(instances):
-                found[image_id] = instances
-    return found
+                predictions[image_id] = instances
+    return predictions
 
 
-def _by_file_name(dataset: LabelledImages) -> dict[str, ImageId]:
-    """Image ids by file name without ending; without folders too, where that is unique."""
+def _ids_by_file_name(dataset: LabelledImages) -> dict[str, ImageId]:
+    """Image ids by file name without suffix; by name without folders too, where it is unique."""
     stems = {PurePosixPath(i.file_name).with_suffix(""): i.image_id for i in dataset}
     names = Counter(stem.name for stem in stems)
     by_name = {stem.name: i for stem, i in stems.items() if names[stem.name] == 1}
@@ -233,5 +214,5 @@ def _to_entries(instances: Instances, category_ids: Sequence[int]) -> Iterable[d
             "bbox": [x0, y0, x1 - x0, y1 - y0],
         }
         if not instances.confidence[i].isnan():
-            entry["confidence"] = float(instances.confidence[i])
+            entry[coco.AGREEMENT] = float(instances.confidence[i])
         yield entry

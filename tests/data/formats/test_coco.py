@@ -99,7 +99,7 @@ def override(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (override(category_id=4), "category_id 4"),
         (override(category_id="dog"), "expected int"),
         (override(image_id=8), "image 8"),
-        (override(bbox=[1, 2, 3]), "expected 4 numbers"),
+        (override(bbox=[1, 2, 3]), "expected x, y, width, height"),
         (override(bbox=[1, 2, float("nan"), 4]), "finite"),
         (override(bbox="1 2 3 4"), "expected list"),
         (override(bbox=[30, 30, 5, 5]), "empty or outside"),

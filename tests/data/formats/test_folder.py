@@ -98,7 +98,7 @@ def test_points_and_splits_of_a_folder(folder: Path) -> None:
         ("image,class,xmin,ymin,xmax,ymax\na,cat,1,2,3\n", "finite number"),
         ("image,class,xmin,ymin,xmax,ymax\na,cat,1,2,nan,4\n", "finite number"),
         ("image,class,xmin,ymin,xmax,ymax\na,cat,3,2,1,4\n", "empty or outside"),
-        ("image,class,xmin,ymin,xmax,ymax\na,cat;dog,1,2,3,4\n", "2 classes for one place"),
+        ("image,class,xmin,ymin,xmax,ymax\na,cat;dog,1,2,3,4\n", "2 classes for one box"),
         ("image,class,x,y\na,cat,50,1\n", "outside the image"),
         ("a.jpg,cat,1,2,3\n", "5 columns"),
     ],

@@ -1,4 +1,4 @@
-"""What a file format could not hold, counted while writing and told to the user."""
+"""One module per dataset format; here, what a conversion loses."""
 
 from __future__ import annotations
 
@@ -11,46 +11,49 @@ from annocoin.types import WeakLabel
 
 @dataclass
 class ConversionLoss:
-    """Collects the IoU of each written mask with its original, and what was left out."""
+    """What a format could not hold.
+
+    Args:
+        ious: IoU of each written mask, as a reader gets it, with the original.
+        dropped: number of values that were left out, by kind.
+        notes: further lines for the user.
+    """
 
     ious: list[float] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
-    def mask(self, iou: float) -> None:
-        """One mask was written; `iou` compares what a reader gets with the original."""
-        self.ious.append(iou)
-
-    def drop(self, what: str, count: int = 1) -> None:
-        """Things were left out, because the format has no place for them."""
+    def drop(self, kind: str, count: int = 1) -> None:
+        """Count values that were left out."""
         if count:
-            self.dropped[what] += count
+            self.dropped[kind] += count
 
-    def leave_out(self, weak_label: WeakLabel, held: Collection[str]) -> None:
-        """Count what the weak_label says beyond the fields that the format holds."""
-        said = {
-            "masks": weak_label.mask is not None,
-            "points": weak_label.point is not None,
-            "scores": weak_label.score is not None,
-            "confidences": weak_label.confidence is not None,
-            "crowd flags": weak_label.crowd,
-            "difficult flags": weak_label.difficult,
+    def drop_fields(self, label: WeakLabel, supported: Collection[str]) -> None:
+        """Count the fields of a weak label that the format does not support."""
+        present = {
+            "masks": label.mask is not None,
+            "points": label.point is not None,
+            "scores": label.score is not None,
+            "confidences": label.confidence is not None,
+            "crowd flags": label.crowd,
+            "difficult flags": label.difficult,
         }
-        for what, there in said.items():
-            if there and what not in held:
-                self.drop(what)
+        for kind, is_present in present.items():
+            if is_present and kind not in supported:
+                self.drop(kind)
 
     def lines(self) -> list[str]:
-        """One line per kind of loss; none if all is exact."""
-        override = [iou for iou in self.ious if iou < 1]
+        """One line per kind of loss; none if the conversion is exact."""
         lines = []
-        if override:
+        changed = sum(iou < 1 for iou in self.ious)
+        if changed:
             lines.append(
-                f"{len(override)} of {len(self.ious)} masks override: "
+                f"{changed} of {len(self.ious)} masks changed: "
                 f"mean IoU with the original {sum(self.ious) / len(self.ious):.4f}, "
                 f"least {min(self.ious):.4f}"
             )
         lines += [
-            f"{n} {what} left out: no place in this format" for what, n in self.dropped.items()
+            f"{count} {kind} left out: the format cannot hold them"
+            for kind, count in self.dropped.items()
         ]
         return lines + self.notes

@@ -1,16 +1,16 @@
 """A plain folder: `images/` and `labels.csv`, one line per image (tags) or per box or point.
 
-The columns are known by their names in the first line, in any order:
+The first line names the columns, in any order:
 
-- ``image``: the file's name in `images/`; the ending may be left out;
-- ``class``: one class, or several with ";" between them; empty says that none is there;
+- ``image``: the file's name in `images/`, with or without suffix;
+- ``class``: one class, or several separated by ";"; empty: the image shows none of the classes;
 - ``xmin, ymin, xmax, ymax`` (or ``x1, y1, x2, y2``): a box in pixels, last edges exclusive;
 - ``x, y``: a point.
 
 Without such a first line, the columns are image, class, then nothing, two or four numbers. Other
-columns are passed over; so are images without a line, but their number is told. The list of classes
-is all that occur, in the order of the alphabet. A file `NAME.txt` beside the CSV, with one image a
-line, is the split NAME.
+columns are ignored, and so are images without a line, with a note of their number. The classes are
+all that occur, in alphabetical order. A file `NAME.txt` beside the CSV, with one image per line, is
+the split NAME.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
 from annocoin.data.formats import ConversionLoss
-from annocoin.data.images import SUFFIXES, copy_image, find_image, image_size, inside
+from annocoin.data.images import SUFFIXES, copy_image, find_image, image_size, safe_join
 from annocoin.data.parsing import checked_point, clipped_box, finite, unique
 from annocoin.errors import InputError, Problems, brief
 from annocoin.files import new_directory, read_lines, read_text
@@ -42,67 +42,48 @@ _ALIASES = {
 }
 _BOX = ("xmin", "ymin", "xmax", "ymax")
 _POINT = ("x", "y")
+_COLUMNS_BY_COUNT = {
+    2: ("image", "class"),
+    4: ("image", "class", *_POINT),
+    6: ("image", "class", *_BOX),
+}
 _Row = tuple[int, dict[str, str]]
+"""Line number and the cells by column."""
 
 
 def read(root: Path, split: str | None, problems: Problems) -> LabelledImages:
     """Read a folder; every line of the CSV belongs to an image in `images/`."""
     path = root / "labels.csv"
-    rows = _rows(path, problems)
-    names = sorted({name for _, row in rows for name in _names(row)})
+    rows = _read_rows(path, problems)
+    classes = sorted({name for _, row in rows for name in _class_names(row)})
     by_image: dict[Path, list[_Row]] = {}
     for line, row in rows:
         with problems.caught():
-            by_image.setdefault(_image(root, row, f"{path}:{line}"), []).append((line, row))
+            file = _image_file(root, row.get("image", ""), f"{path}:{line}")
+            by_image.setdefault(file, []).append((line, row))
     if split is not None:
-        by_image = _chosen(by_image, root, split, problems)
+        by_image = _select(by_image, root, split, problems)
     else:
-        _tell_of_others(by_image, root)
+        _note_unlisted(by_image, root)
     images = []
-    for file, own in track(list(by_image.items()), f"reading {root.name}"):
+    for file, image_rows in track(list(by_image.items()), f"reading {root.name}"):
         with problems.caught():
             size = image_size(file)
             weak_labels = [
-                m for n, row in own for m in _weak_labels(row, names, size, f"{path}:{n}")
+                label
+                for line, row in image_rows
+                for label in _to_weak_labels(row, classes, size, f"{path}:{line}")
             ]
             name = file.relative_to(root / "images")
             image_id = name.with_suffix("").as_posix()
-            images.append(
-                LabelledImage(image_id, name.as_posix(), file, Annotation(size, tuple(weak_labels)))
-            )
-    unique([image.image_id for image in images], f"{path}: image names without ending")
-    return LabelledImages.of(names, images, split=split, source=root)
-
-
-def _chosen(
-    by_image: dict[Path, list[_Row]], root: Path, split: str, problems: Problems
-) -> dict[Path, list[_Row]]:
-    """The images of a split, in its order."""
-    path = inside(root, f"{split}.txt", "--split")
-    chosen = {}
-    for name in unique(read_lines(path), str(path)):
-        with problems.caught():
-            image = _image(root, {"image": name}, str(path))
-            if image not in by_image:
-                raise InputError(f"{path}: {name!r} has no line in labels.csv")
-            chosen[image] = by_image[image]
-    return chosen
-
-
-def _tell_of_others(by_image: dict[Path, list[_Row]], root: Path) -> None:
-    """Say how many images the CSV does not name."""
-    files = (file for file in (root / "images").rglob("*") if file.suffix.lower() in SUFFIXES)
-    others = sorted(set(files) - by_image.keys())
-    if others:
-        print(
-            f"note: {root}: {len(others)} of the images have no line in labels.csv and are passed "
-            f"over, such as {others[0].name}; 'NAME,' says that no class is there",
-            file=sys.stderr,
-        )
+            annotation = Annotation(size, tuple(weak_labels))
+            images.append(LabelledImage(image_id, name.as_posix(), file, annotation))
+    unique([image.image_id for image in images], f"{path}: image names without suffix")
+    return LabelledImages.of(classes, images, split=split, source=root)
 
 
 def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
-    """Write tags, points and boxes as a new folder, images copied. Masks have no place in it."""
+    """Write tags, points and boxes as a new folder, with copies of the images; masks are lost."""
     loss = ConversionLoss()
     if any(";" in name for name in labelled.classes):
         raise InputError(f"{labelled.source}: a class name with ';', which separates classes here")
@@ -114,11 +95,10 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
         pairs = list(zip(labelled, labelled.stems(), strict=True))
         for image, stem in track(pairs, "writing folder"):
             copied = copy_image(image.image_path(), root / "images", stem)
-            for weak_label in image.annotation:
-                loss.leave_out(weak_label, held={"points"})
-                box, point = tight_box(weak_label) or ("",) * 4, weak_label.point or ("",) * 2
-                name = labelled.classes[weak_label.label - 1]
-                table.writerow([copied.name, name, *box, *point])
+            for label in image.annotation:
+                loss.drop_fields(label, supported={"points"})
+                box, point = tight_box(label) or ("",) * 4, label.point or ("",) * 2
+                table.writerow([copied.name, labelled.classes[label.label - 1], *box, *point])
             if not image.annotation:
                 table.writerow([copied.name, *[""] * 7])
         loss.drop("classes without a label", labelled.unused_classes())
@@ -126,8 +106,7 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
     return loss
 
 
-def _rows(path: Path, problems: Problems) -> list[_Row]:
-    """The lines as {column: value}, with their numbers."""
+def _read_rows(path: Path, problems: Problems) -> list[_Row]:
     try:
         lines = [
             (number, [cell.strip() for cell in cells])
@@ -139,8 +118,8 @@ def _rows(path: Path, problems: Problems) -> list[_Row]:
     if not lines:
         raise InputError(f"{path}: empty; expected lines such as 'a.jpg,cat'")
     first = lines[0][1]
-    columns = _columns(first, str(path))
-    if columns is not None:
+    header = _parse_header(first, str(path))
+    if header is not None:
         lines = lines[1:]
     elif PurePosixPath(first[0]).suffix.lower() not in SUFFIXES:
         raise InputError(
@@ -150,64 +129,90 @@ def _rows(path: Path, problems: Problems) -> list[_Row]:
     rows = []
     for number, cells in lines:
         with problems.caught():
-            places = columns or _columns_by_count(cells, f"{path}:{number}")
-            row = {column: cells[i] for column, i in places.items() if i < len(cells)}
+            columns = header or _columns_by_count(cells, f"{path}:{number}")
+            row = {column: cells[i] for column, i in columns.items() if i < len(cells)}
             rows.append((number, row))
     return rows
 
 
-def _columns(cells: list[str], where: str) -> dict[str, int] | None:
-    """Where each known column stands; None if the line names no image or no class column."""
+def _parse_header(cells: list[str], where: str) -> dict[str, int] | None:
+    """The index of each known column; None if the line names no image or no class column."""
     words = [cell.lower() for cell in cells]
-    if "x0" in words:  # then x1, y1 is the far corner, not the near one
+    if "x0" in words:  # then x1, y1 is the lower right corner
         words = [{"x1": "xmax", "y1": "ymax"}.get(word, word) for word in words]
-    found = {
+    columns = {
         column: next(i for i, word in enumerate(words) if word in aliases)
         for column, aliases in _ALIASES.items()
         if aliases & set(words)
     }
-    if not {"image", "class"} <= found.keys():
+    if not {"image", "class"} <= columns.keys():
         return None
-    corners = found.keys() & set(_BOX)
-    extent = {"x", "y"} <= found.keys() and {"w", "h", "width", "height"} & set(words)
+    corners = columns.keys() & set(_BOX)
+    extent = {"x", "y"} <= columns.keys() and {"w", "h", "width", "height"} & set(words)
     if len(corners) not in (0, 4) or (extent and not corners):
         raise InputError(f"{where}: columns {brief(cells)}; expected a box as {', '.join(_BOX)}")
-    return found
+    return columns
 
 
 def _columns_by_count(cells: list[str], where: str) -> dict[str, int]:
-    places: dict[int, tuple[str, ...]] = {2: (), 4: _POINT, 6: _BOX}
-    if len(cells) not in places:
+    if len(cells) not in _COLUMNS_BY_COUNT:
         raise InputError(
             f"{where}: {len(cells)} columns; expected image, class, then nothing, x, y or "
             "xmin, ymin, xmax, ymax"
         )
-    return {column: i for i, column in enumerate(("image", "class", *places[len(cells)]))}
+    return {column: i for i, column in enumerate(_COLUMNS_BY_COUNT[len(cells)])}
 
 
-def _names(row: dict[str, str]) -> list[str]:
+def _select(
+    by_image: dict[Path, list[_Row]], root: Path, split: str, problems: Problems
+) -> dict[Path, list[_Row]]:
+    """The images of a split, in its order."""
+    path = safe_join(root, f"{split}.txt", "--split")
+    selected = {}
+    for name in unique(read_lines(path), str(path)):
+        with problems.caught():
+            image = _image_file(root, name, str(path))
+            if image not in by_image:
+                raise InputError(f"{path}: {name!r} has no line in labels.csv")
+            selected[image] = by_image[image]
+    return selected
+
+
+def _note_unlisted(by_image: dict[Path, list[_Row]], root: Path) -> None:
+    files = (file for file in (root / "images").rglob("*") if file.suffix.lower() in SUFFIXES)
+    unlisted = sorted(set(files) - by_image.keys())
+    if unlisted:
+        print(
+            f"note: {root}: {len(unlisted)} of the images have no line in labels.csv and are "
+            f"ignored, such as {unlisted[0].name}; 'NAME,' marks an image without classes",
+            file=sys.stderr,
+        )
+
+
+def _class_names(row: dict[str, str]) -> list[str]:
     return [name.strip() for name in row.get("class", "").split(";") if name.strip()]
 
 
-def _image(root: Path, row: dict[str, str], where: str) -> Path:
-    name = row.get("image", "")
+def _image_file(root: Path, name: str, where: str) -> Path:
     if not name:
         raise InputError(f"{where}: no image name")
-    path = inside(root / "images", name, where)
-    if path.suffix.lower() in SUFFIXES:
-        if not path.is_file():
-            raise InputError(f"{where}: no image file {path}")
-        return path
-    return find_image(root / "images", name, where)
+    path = safe_join(root / "images", name, where)
+    if path.suffix.lower() not in SUFFIXES:
+        return find_image(root / "images", name, where)
+    if not path.is_file():
+        raise InputError(f"{where}: no image file {path}")
+    return path
 
 
-def _weak_labels(row: dict[str, str], names: list[str], size: Size, where: str) -> list[WeakLabel]:
-    labels = [names.index(name) + 1 for name in _names(row)]
+def _to_weak_labels(
+    row: dict[str, str], classes: list[str], size: Size, where: str
+) -> list[WeakLabel]:
+    labels = [classes.index(name) + 1 for name in _class_names(row)]
     box, point = _numbers(row, _BOX, where), _numbers(row, _POINT, where)
     if box is None and point is None:
         return [WeakLabel(label) for label in labels]
     if len(labels) != 1:
-        raise InputError(f"{where}: {len(labels)} classes for one place; expected one")
+        raise InputError(f"{where}: {len(labels)} classes for one box or point; expected one")
     return [
         WeakLabel(
             labels[0],
