@@ -25,7 +25,7 @@ from annocoin.engine.classifier_training import options_for
 from annocoin.engine.dataset_stages import first_labels, make_regions, make_seeds
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import evaluate
-from annocoin.files import only_one
+from annocoin.files import exclusive_lock
 from annocoin.regions.proposals import RegionOptions
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.classifier import (
@@ -167,7 +167,7 @@ def test_other_options_need_another_folder(
         make_seeds(load_weak(scenes, "box"), folder, out, classifier=classifier)
     with pytest.raises(InputError, match="made with classifier"):
         make_seeds(weak, folder, out, classifier=TINY)
-    with only_one(out / ".lock"), pytest.raises(InputError, match="another process"):
+    with exclusive_lock(out / ".lock"), pytest.raises(InputError, match="another process"):
         make_seeds(weak, folder, out, classifier=classifier)
 
 
