@@ -10,16 +10,15 @@ import torch
 from hypothesis import settings
 
 from annocoin.cli import main
-from annocoin.synthetic.dataset import write_synthetic
 
-torch.set_num_threads(1)  # tests run side by side, one a core
-settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
-settings.load_profile("unhurried")
+torch.set_num_threads(1)  # tests run in parallel, one per core
+settings.register_profile("no-deadline", deadline=None)  # the machine may be busy
+settings.load_profile("no-deadline")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -28,7 +27,9 @@ class Outcome:
 
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight small synthetic scenes in VOC layout; not to be override."""
+    """Eight small synthetic scenes in VOC layout; tests must not change them."""
+    from annocoin.synthetic.dataset import write_synthetic
+
     root = tmp_path_factory.mktemp("scenes") / "voc"
     write_synthetic(root, images=8, size=64, seed=3)
     return root
@@ -38,10 +39,10 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def annocoin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Outcome]:
-    """The command line, in this process."""
+    """Runs the command line in this process."""
 
-    def run(*words: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["annocoin", *map(str, words)])
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["annocoin", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
         printed = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and one line for everything that is wrong."""
+"""The command line: what it prints and writes, one line for every error, and a fast start."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
+import typer
 from PIL import Image
 
-from annocoin.data.conversion import write_dataset
-from annocoin.data.images import image_size
-from annocoin.data.loading import load_evaluation, load_labelled
+import annocoin as package
+from annocoin.cli import app, options
 from end_to_end.quick import QUICK
 from processes import interruptible
 
@@ -26,7 +28,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def voc(scenes: Path, tmp_path: Path) -> Path:
-    """A copy of the scenes to spoil."""
+    """A copy of the scenes that a test may damage."""
     return Path(shutil.copytree(scenes, tmp_path / "voc"))
 
 
@@ -37,35 +39,35 @@ def results(annocoin: Run, voc: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("protocol", ["chainercv", "sds", "bbtp", "coco"])
-def test_truth_as_prediction_scores_a_hundred(
+def test_ground_truth_as_predictions_has_ap_100(
     annocoin: Run, voc: Path, results: Path, tmp_path: Path, protocol: str
 ) -> None:
-    figures = tmp_path / "f.json"
-    outcome = annocoin("evaluate", results, voc, "--protocol", protocol, "--json", figures)
+    results_file = tmp_path / "f.json"
+    outcome = annocoin("evaluate", results, voc, "--protocol", protocol, "--json", results_file)
     assert outcome.code == 0, outcome.err
     assert f"protocol {protocol}, 8 images" in outcome.out
     assert outcome.out.count("100.0") >= 4
-    content = json.loads(figures.read_text())
+    content = json.loads(results_file.read_text())
     assert (content["protocol"], content["images"]) == (protocol, 8)
     assert [v["mean"] for v in content["iou"].values()] == [1.0] * 4
     assert list(content["iou"]) == ["0.25", "0.5", "0.7", "0.75"]
 
 
-def test_thresholds_can_be_chosen(annocoin: Run, voc: Path, results: Path, tmp_path: Path) -> None:
-    words = ("--iou", ".5", "--iou", "0.9", "--json", tmp_path / "f.json", "--split", "trainval")
-    assert annocoin("evaluate", results, voc, *words).code == 0
+def test_iou_thresholds(annocoin: Run, voc: Path, results: Path, tmp_path: Path) -> None:
+    extra = ("--iou", ".5", "--iou", "0.9", "--json", tmp_path / "f.json", "--split", "trainval")
+    assert annocoin("evaluate", results, voc, *extra).code == 0
     assert list(json.loads((tmp_path / "f.json").read_text())["iou"]) == ["0.5", "0.9"]
 
 
-def test_evaluation_goes_the_same_way_through_every_dataset_format(
+def test_evaluation_after_conversion_of_the_dataset(
     annocoin: Run, voc: Path, tmp_path: Path
 ) -> None:
     for to, name in (("coco", "d.json"), ("labelme", "d"), ("voc", "v")):
         out = tmp_path / name
         assert annocoin("convert", voc, out, "--to", to, "--split", "train").code == 0
-        found = tmp_path / f"{to}-results.json"
-        assert annocoin("convert", out, found, "--to", "results").code == 0
-        outcome = annocoin("evaluate", found, out, "--protocol", "coco")
+        predictions = tmp_path / f"{to}-results.json"
+        assert annocoin("convert", out, predictions, "--to", "results").code == 0
+        outcome = annocoin("evaluate", predictions, out, "--protocol", "coco")
         assert outcome.code == 0, outcome.err
         assert "7 images" in outcome.out
         assert "100.0" in outcome.out
@@ -74,29 +76,150 @@ def test_evaluation_goes_the_same_way_through_every_dataset_format(
 def test_synth_show_and_version(annocoin: Run, tmp_path: Path) -> None:
     outcome = annocoin("synth", tmp_path / "s", "--images", 3, "--size", 48, "--seed", 5)
     assert (outcome.code, "3 images" in outcome.out) == (0, True)
-    assert len(load_evaluation(tmp_path / "s")) == 3
+    assert len(package.load_evaluation(tmp_path / "s")) == 3
     for supervision in ("image", "box", "point", "mixed"):
         picture = tmp_path / f"{supervision}.png"
-        words = ("--count", 2, "--scale", 2, "--supervision", supervision)
-        assert annocoin("show", tmp_path / "s", "--out", picture, *words).code == 0
+        extra = ("--count", 2, "--scale", 2, "--supervision", supervision)
+        assert annocoin("show", tmp_path / "s", "--out", picture, *extra).code == 0
         assert Image.open(picture).size == (2 * 102 + 6, 102 + 6)
     assert annocoin("--version").out.startswith("annocoin ")
 
 
-@pytest.mark.parametrize("words", [[], ["--help"]])
-def test_help_names_every_command(annocoin: Run, words: list[str]) -> None:
-    outcome = annocoin(*words)
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_lists_every_command(annocoin: Run, arguments: list[str]) -> None:
+    outcome = annocoin(*arguments)
     assert outcome.code == 0
-    for command in ("evaluate", "convert", "synth", "show", "demo"):
-        assert command in outcome.out
+    for command in ("demo", "train", "label", "predict", "evaluate", "convert", "show", "synth",
+                    "regions", "seeds"):  # fmt: skip
+        assert f"  {command}  " in outcome.out
+    assert "..." not in outcome.out.split("Commands:")[1]  # no summary is cut
 
 
-def spoil_image(voc: Path, results: Path) -> None:
+def all_commands(command: Any, name: str = "annocoin") -> Iterator[tuple[str, Any]]:
+    yield name, command
+    for subname, subcommand in getattr(command, "commands", {}).items():
+        yield from all_commands(subcommand, f"{name} {subname}")
+
+
+def test_every_command_and_option_is_described() -> None:
+    commands = dict(all_commands(typer.main.get_command(app)))
+    assert {"annocoin train", "annocoin regions export", "annocoin seeds show"} <= commands.keys()
+    for name, command in commands.items():
+        assert command.help, name
+        for parameter in command.params:
+            assert str(parameter.help).endswith("."), f"{name}: {parameter.name}"
+
+
+HEAVY = ("torch", "torchvision", "cv2", "numpy", "scipy", "PIL", "annocoin.types")
+IN_PROCESS = f"""
+import sys
+import annocoin.cli
+try:
+    annocoin.cli.main()
+except SystemExit:
+    pass
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--help", "Commands:"),
+        ("--version", package.__version__),
+        ("train --help", "--preset"),
+        ("seeds make --help", "--threshold"),
+        ("train data --out run --sede 1", "--sede"),
+        ("trian data --out run", "trian"),
+        ("train data --out run --preset voc", "expected one of synthetic"),
+        ("label run data --out x --format pdf", "expected one of coco"),
+    ],
+)
+def test_help_and_mistyped_arguments_import_nothing_heavy(arguments: str, expected: str) -> None:
+    command = [sys.executable, "-c", IN_PROCESS, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert expected in done.stdout + done.stderr
+
+
+def test_public_names_are_imported_on_first_use() -> None:
+    code = f"""
+import sys, annocoin
+assert set(annocoin.__all__) <= set(dir(annocoin))
+print([name for name in {HEAVY!r} if name in sys.modules])
+for name in annocoin.__all__:
+    assert getattr(annocoin, name).__class__
+from annocoin import *
+assert load_weak is annocoin.load_weak and Instances is annocoin.Instances
+assert not hasattr(annocoin, "nonsense")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    lazy = {*package.__all__} - {"InputError", "Problems", "__version__"}
+    assert lazy == package._MODULE_OF.keys()
+
+
+def test_constants_of_options_are_those_of_the_package() -> None:
+    from annocoin.data.conversion import Format
+    from annocoin.data.dataset import Supervision
+    from annocoin.data.loading import DatasetKind
+    from annocoin.demo import IMAGES
+    from annocoin.engine.distribution import AUTO, PRECISIONS
+    from annocoin.engine.presets import PRESETS
+    from annocoin.evaluation.evaluator import PROTOCOLS, THRESHOLDS
+    from annocoin.prediction.predictor import SCORE
+    from annocoin.regions.boundaries import DetectorKind
+    from annocoin.seeds.back_propagation import RuleName
+    from annocoin.seeds.seeder import SeedOptions
+
+    expected = {
+        "SUPERVISION": get_args(Supervision),
+        "DATASET_KINDS": get_args(DatasetKind),
+        "FORMATS": get_args(Format),
+        "PROTOCOLS": tuple(PROTOCOLS),
+        "PRECISIONS": PRECISIONS,
+        "DETECTORS": get_args(DetectorKind),
+        "RULES": get_args(RuleName),
+        "AUTO_DEVICE": AUTO,
+        "SCORE": SCORE,
+        "PEAK_THRESHOLD": SeedOptions().threshold,
+        "IOU_THRESHOLDS": THRESHOLDS,
+        "DEMO_IMAGES": IMAGES,
+    }
+    assert {name: getattr(options, name) for name in expected} == expected
+    assert list(options.PRESETS) == list(PRESETS)
+    assert set(options.GPU_PRESETS) < set(PRESETS)
+    assert SeedOptions().rule == options.RULES[0]
+
+
+def test_label_with_a_limit_takes_the_first_images(
+    annocoin: Run, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = []
+
+    def label(run: Any, dataset: Any, **_: Any) -> Any:
+        datasets.append(dataset)
+        return package.load_labelled(scenes)[: len(dataset)]
+
+    monkeypatch.setattr("annocoin.api.TrainedRun", lambda path: SimpleNamespace(supervision="box"))
+    monkeypatch.setattr("annocoin.api.label", label)
+    outcome = annocoin("label", tmp_path, scenes, "--out", tmp_path / "l.json", "--limit", 3)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "3 images" in outcome.out
+    (dataset,) = datasets
+    assert dataset.supervision == "box"
+    assert [image.image_id for image in dataset] == [
+        image.image_id for image in package.load_weak(scenes, "box")
+    ][:3]
+    assert annocoin("label", tmp_path, scenes, "--out", "l.json", "--limit", 0).code == 2
+
+
+def truncate_image(voc: Path, results: Path) -> None:
     path = next((voc / "JPEGImages").iterdir())
     path.write_bytes(path.read_bytes()[:500])
 
 
-def lose_image(voc: Path, results: Path) -> None:
+def remove_image(voc: Path, results: Path) -> None:
     next((voc / "JPEGImages").iterdir()).unlink()
 
 
@@ -120,17 +243,17 @@ def escaping_name(voc: Path, results: Path) -> None:
 
 
 def change_result(**fields: Any) -> Callable[[Path, Path], None]:
-    def spoil(voc: Path, results: Path) -> None:
+    def change(voc: Path, results: Path) -> None:
         content = json.loads(results.read_text())
         content[0].update(fields)
         results.write_text(json.dumps(content))
 
-    return spoil
+    return change
 
 
 BAD = {
-    "truncated image": (spoil_image, "broken image", True),
-    "missing image": (lose_image, "no image", True),
+    "truncated image": (truncate_image, "broken image", True),
+    "missing image": (remove_image, "no image", True),
     "unknown class": (unknown_class, "unknown class", True),
     "entity bomb": (entity_bomb, "entities", True),
     "escaping name": (escaping_name, "a name inside", True),
@@ -146,23 +269,23 @@ BAD = {
 def test_bad_input_is_one_line_and_exit_code_two(
     annocoin: Run, voc: Path, results: Path, tmp_path: Path, case: str
 ) -> None:
-    spoil, expected, skippable = BAD[case]
-    spoil(voc, results)
+    damage, expected, skippable = BAD[case]
+    damage(voc, results)
     before = sorted(tmp_path.rglob("*"))
-    figures = tmp_path / "f.json"
-    outcome = annocoin("evaluate", results, voc, "--json", figures)
+    results_file = tmp_path / "f.json"
+    outcome = annocoin("evaluate", results, voc, "--json", results_file)
     assert outcome.code == 2
     assert outcome.err.startswith("annocoin: ")
     assert outcome.err.count("\n") == 1
     assert expected in outcome.err
     assert outcome.out == ""
     assert sorted(tmp_path.rglob("*")) == before
-    outcome = annocoin("evaluate", results, voc, "--json", figures, "--skip-bad")
+    outcome = annocoin("evaluate", results, voc, "--json", results_file, "--skip-bad")
     if skippable:
         assert outcome.code == 0, outcome.err
         assert expected in outcome.err
         assert "skipped" in outcome.err
-        assert figures.exists()
+        assert results_file.exists()
     else:
         assert outcome.code == 2
 
@@ -192,7 +315,7 @@ def test_a_conversion_that_fails_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["evaluate"],
         ["evaluate", "a", "b", "--iou", "many"],
@@ -203,17 +326,18 @@ def test_a_conversion_that_fails_leaves_nothing(
         ["convert", "a", "b"],
         ["convert", "a", "b", "--to", "coco"],
         ["show", "a", "--out", "b.png", "--count", "0"],
+        ["show", "a", "--out", "b.png", "--scale", "17"],
     ],
 )
-def test_wrong_words_are_one_line(annocoin: Run, tmp_path: Path, words: list[str]) -> None:
-    outcome = annocoin(*words)
+def test_usage_errors_are_one_line(annocoin: Run, arguments: list[str]) -> None:
+    outcome = annocoin(*arguments)
     assert outcome.code == 2
     assert outcome.err.startswith("annocoin: ")
     assert outcome.err.count("\n") == 1
 
 
 def test_wrong_choices_are_one_line(annocoin: Run, voc: Path, results: Path) -> None:
-    for words, expected in (
+    for arguments, expected in (
         (["evaluate", results, voc, "--protocol", "voc"], "expected one of chainercv"),
         (["evaluate", results, voc, "--iou", "50"], "between 0 and 1"),
         (["evaluate", results, voc, "--kind", "pascal"], "expected one of voc"),
@@ -224,8 +348,8 @@ def test_wrong_choices_are_one_line(annocoin: Run, voc: Path, results: Path) -> 
         (["evaluate", results, voc, "--json", voc.parent], "a directory"),
         (["show", voc, "--out", voc.parent / "a.png", "--supervision", "x"], "expected one of"),
     ):
-        outcome = annocoin(*words)
-        assert outcome.code == 2, words
+        outcome = annocoin(*arguments)
+        assert outcome.code == 2, arguments
         assert outcome.err.count("\n") == 1, outcome.err
         assert expected in outcome.err
 
@@ -240,7 +364,7 @@ def test_predictions_can_be_converted(
     assert json.loads(again.read_text()) == json.loads(results.read_text())
 
 
-def test_a_second_run_does_not_touch_the_first(annocoin: Run, tmp_path: Path) -> None:
+def test_existing_output_is_not_overwritten(annocoin: Run, tmp_path: Path) -> None:
     assert annocoin("synth", tmp_path / "s", "--images", 1, "--size", 48).code == 0
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*")}
     outcome = annocoin("synth", tmp_path / "s", "--images", 2, "--size", 48)
@@ -251,28 +375,28 @@ def test_a_second_run_does_not_touch_the_first(annocoin: Run, tmp_path: Path) ->
 def test_an_interrupted_command_leaves_nothing(
     annocoin: Run, voc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hidden: list[Path] = []
+    temporary: list[Path] = []
 
     def interrupt(root: Path, stem: str, *rest: object) -> None:
         if len(list((root / "JPEGImages").iterdir())) == 3:
-            hidden.append(root)
+            temporary.append(root)
             raise KeyboardInterrupt
 
     monkeypatch.setattr("annocoin.data.formats.voc.write_maps", interrupt)
     outcome = annocoin("convert", voc, tmp_path / "out", "--to", "voc")
     assert outcome.code == 130
     assert outcome.err == "annocoin: interrupted; nothing half-written is left\n"
-    assert hidden
+    assert temporary
     assert [path.name for path in tmp_path.iterdir()] == ["voc"]
 
 
 def test_control_c_in_a_real_process(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "annocoin", "synth", str(tmp_path / "s"), "--images", "100000"]
+    command = [sys.executable, "-m", "annocoin", "synth", str(tmp_path / "s"), "--images", "100000"]
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    with interruptible(words, env=environment) as process:
-        while not any(scratch.rglob("*.jpg")):  # at work
+    with interruptible(command, env=environment) as process:
+        while not any(scratch.rglob("*.jpg")):  # it has begun
             assert process.poll() is None
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -288,7 +412,7 @@ def test_the_input_is_never_overwritten(annocoin: Run, voc: Path, results: Path)
     assert results.read_text() == before
 
 
-def test_class_names_with_brackets_are_printed_as_they_are(annocoin: Run, tmp_path: Path) -> None:
+def test_class_names_with_brackets_are_printed_verbatim(annocoin: Run, tmp_path: Path) -> None:
     content = {
         "images": [{"id": 1, "file_name": "a.jpg", "height": 4, "width": 4}],
         "categories": [{"id": 1, "name": "[/b]"}, {"id": 2, "name": "[red]"}],
@@ -308,7 +432,9 @@ def test_class_names_with_brackets_are_printed_as_they_are(annocoin: Run, tmp_pa
     assert "[red]" in outcome.out
 
 
-def test_when_nothing_is_left_the_reason_is_told(annocoin: Run, voc: Path, results: Path) -> None:
+def test_without_a_usable_image_the_reason_is_printed(
+    annocoin: Run, voc: Path, results: Path
+) -> None:
     shutil.rmtree(voc / "JPEGImages")
     (voc / "JPEGImages").mkdir()
     outcome = annocoin("evaluate", results, voc, "--skip-bad")
@@ -319,17 +445,17 @@ def test_when_nothing_is_left_the_reason_is_told(annocoin: Run, voc: Path, resul
 def test_the_code_of_the_readme_runs(
     scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a preset that takes seconds, on a folder with images and tags."""
+    """With a preset that takes seconds, on a folder with images and labels.csv."""
     readme = Path(__file__).parent.parent / "README.md"
     code = readme.read_text().split("```python\n")[1].split("```")[0]
     assert '"voc-cpu"' in code
     code = code.replace('"voc-cpu"', '"synthetic", changes=QUICK, jobs=1')
     monkeypatch.chdir(tmp_path)
-    write_dataset(load_labelled(scenes), tmp_path / "photos", "folder")
+    package.write_dataset(package.load_labelled(scenes), tmp_path / "photos", "folder")
     shutil.copy(next((scenes / "JPEGImages").iterdir()), tmp_path / "new.jpg")
     variables = {"__name__": "__main__", "QUICK": QUICK}
     exec(code, variables)
     masks = json.loads((tmp_path / "masks.json").read_text())["annotations"]
     assert masks
     assert all(0 <= mask["confidence"] <= 1 for mask in masks)
-    assert variables["found"].size == image_size(tmp_path / "new.jpg")  # type: ignore[attr-defined]
+    assert variables["found"].size == package.read_image(tmp_path / "new.jpg").shape[:2]  # type: ignore[attr-defined]

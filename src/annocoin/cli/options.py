@@ -1,94 +1,133 @@
-"""Arguments and options that several commands have, and what they all do with them."""
+"""Arguments and options shared by the commands, with their choices and defaults.
 
-from __future__ import annotations
+Constants are written out here because importing the modules that define them loads torch, which
+help texts and mistyped options must not wait for; tests/test_cli.py compares them.
+"""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from annocoin.data import loading
-from annocoin.data.dataset import LabelledImages, Supervision, WeakDataset
-from annocoin.data.loading import DatasetKind
-from annocoin.errors import InputError, Problems
+import annocoin
+from annocoin.errors import InputError, Problems, check_choice
 
-Dataset = Annotated[
-    Path,
-    typer.Argument(
-        help="A VOC folder, a COCO .json, a folder with images/ and labels.csv, "
-        "or a YOLO or labelme folder."
-    ),
+if TYPE_CHECKING:
+    from annocoin.data.dataset import EvaluationDataset, LabelledImages, WeakDataset
+    from annocoin.data.formats import ConversionLoss
+
+PRESETS = {
+    "synthetic": "small images, minutes on a CPU",
+    "voc-cpu": "photographs, hours on a CPU",
+    "voc-cpu-r50": "ResNet-50, for CPUs with bfloat16",
+    "voc-r50": "the paper's Mask R-CNN, for GPUs",
+    "voc-r101": "the same with ResNet-101",
+    "voc-r50-literal": "the paper's formulas as printed",
+}
+GPU_PRESETS = ("voc-r50", "voc-r101", "voc-r50-literal")
+SUPERVISION = ("image", "box", "point", "mixed", "mask")
+DATASET_KINDS = ("voc", "coco", "folder", "yolo", "labelme")
+FORMATS = ("coco", "voc", "yolo", "labelme", "folder", "results")
+PROTOCOLS = ("chainercv", "sds", "bbtp", "coco")
+PRECISIONS = ("32-true", "bf16-mixed")
+CLASSIFIER_PRECISIONS = ("32", "bf16")
+DETECTORS = ("network", "gradient")
+RULES = ("conserving", "published")
+AUTO_DEVICE = "auto"
+SCORE = 0.05
+PEAK_THRESHOLD = 0.7
+IOU_THRESHOLDS = (0.25, 0.5, 0.7, 0.75)
+DEMO_IMAGES = 240
+
+
+def option(help: str, default: str | bool = True, *, metavar: str | None = None) -> Any:
+    """An option; `default` describes what a default of None stands for."""
+    return typer.Option(help=help, show_default=default, metavar=metavar)
+
+
+def choice(choices: Iterable[str], help: str, default: str | bool = True, *flags: str) -> Any:
+    """An option with a fixed set of values, which is checked before anything is imported."""
+
+    def check(param: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None:
+            check_choice(param.opts[0], value, choices)
+        return value
+
+    metavar = "|".join(choices)
+    return typer.Option(*flags, help=help, show_default=default, metavar=metavar, callback=check)
+
+
+DATASET = "VOC, YOLO or labelme folder, COCO .json, or folder with images/ and labels.csv."
+SUPERVISION_HELP = (
+    "Labels to use: image (tags), box, point, mixed (each label as annotated) or mask (full "
+    "supervision, the upper bound)."
+)
+OVERRIDES = (
+    "Override a configuration value by its dotted name, such as prediction.learning.rate=1e-3; "
+    "repeatable. RUN/config.json lists all of them."
+)
+OUTPUT = "Output: a .json file for coco, otherwise a new folder."
+Dataset = Annotated[Path, typer.Argument(metavar="DATASET", help=DATASET)]
+Split = Annotated[str | None, option("Image list of the dataset, such as val.", "all images")]
+Kind = Annotated[str | None, choice(DATASET_KINDS, "Dataset format.", "recognised by its files")]
+Images = Annotated[Path | None, option("Folder of the images of a COCO .json.", metavar="DIR")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Skip bad images and labels, and list them.")
 ]
-Split = Annotated[str | None, typer.Option(help="Name of the list of images; default all.")]
-KindOption = Annotated[
-    str | None,
-    typer.Option("--kind", metavar="voc|coco|folder|yolo|labelme", help="Default: recognised."),
-]
-Images = Annotated[Path | None, typer.Option(help="Folder of the images of a COCO file.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad items out and report them.")]
-
-SupervisionOption = Annotated[
-    str,
-    typer.Option(
-        "--supervision",
-        metavar="image|box|point|mixed|mask",
-        help="What may be seen; mask is full supervision, the upper bound.",
-    ),
-]
+Supervision = Annotated[str, choice(SUPERVISION, SUPERVISION_HELP)]
+Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", metavar="N", min=1)]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help=OVERRIDES, metavar="KEY=VALUE")]
+Jobs = Annotated[int | None, option("Worker processes.", "all CPU cores")]
+Device = Annotated[str, option("Device: auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")]
+PictureFile = Annotated[Path, option("Output image, .png or .jpg.", metavar="FILE")]
 
 
-def load(
-    path: Path, split: str | None, kind: str | None, images: Path | None, problems: Problems
-) -> LabelledImages:
-    return loading.load_labelled(
-        path, split=split, kind=cast(DatasetKind | None, kind), images=images, problems=problems
-    )
+class DatasetSource:
+    """A dataset as the command line names it: its path and how to read it."""
+
+    def __init__(
+        self, path: Path, split: str | None, kind: str | None, images: Path | None, skip_bad: bool
+    ) -> None:
+        self.path, self.problems = path, Problems(skip_bad)
+        self.reading: Any = {
+            "split": split,
+            "kind": kind,
+            "images": images,
+            "problems": self.problems,
+        }
+
+    def labelled(self) -> "LabelledImages":
+        return annocoin.load_labelled(self.path, **self.reading)
+
+    def weak(self, supervision: Any) -> "WeakDataset":
+        return annocoin.load_weak(self.path, supervision, **self.reading)
+
+    def evaluation(self) -> "EvaluationDataset":
+        return annocoin.load_evaluation(self.path, **self.reading)
 
 
-def load_weak(
-    path: Path,
-    supervision: str,
-    split: str | None,
-    kind: str | None,
-    images: Path | None,
-    problems: Problems,
-) -> WeakDataset:
-    return loading.load_weak(
-        path,
-        cast(Supervision, supervision),
-        split=split,
-        kind=cast(DatasetKind | None, kind),
-        images=images,
-        problems=problems,
-    )
+def parse_overrides(assignments: Iterable[str] | None) -> dict[str, str]:
+    """The values of --set KEY=VALUE, by key."""
+    overrides = {}
+    for assignment in assignments or ():
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise InputError(f"--set {assignment}: expected KEY=VALUE, such as rounds=2")
+        overrides[key] = value
+    return overrides
 
 
-def report(problems: Problems) -> None:
+def print_loss(loss: "ConversionLoss") -> None:
+    """List what the written format could not represent."""
+    for line in loss.lines():
+        print(f"  {line}")
+
+
+def print_skipped(problems: Problems) -> None:
+    """List what --skip-bad left out, on stderr."""
     if problems.skipped:
         print(f"annocoin: skipped {len(problems.skipped)} bad items:", file=sys.stderr)
         for line in problems.skipped:
             print(f"  {line}", file=sys.stderr)
-
-
-def assignments(lines: list[str]) -> dict[str, str]:
-    """What --set KEY=VALUE says, by key."""
-    found = {}
-    for line in lines:
-        name, equals, value = line.partition("=")
-        if not equals:
-            raise InputError(f"--set {line}: expected KEY=VALUE, such as rounds=2")
-        found[name] = value
-    return found
-
-
-class DatasetFirst(TyperGroup):
-    """`annocoin regions DATASET ...`: what is no other command's name begins the main one, make."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args:
-            args = ["--help"]
-        elif args[0] not in self.commands and args[0] != "--help":
-            args = ["make", *args]
-        return super().parse_args(ctx, args)

@@ -1,254 +1,210 @@
-"""Commands about runs: train, label, predict."""
-
-from __future__ import annotations
+"""Commands about training runs: demo, train, label, predict."""
 
 import time
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from annocoin import api, files
+import annocoin
 from annocoin.cli import options
-from annocoin.cli.options import (
-    Dataset,
-    Images,
-    KindOption,
-    SkipBad,
-    Split,
-    SupervisionOption,
-    report,
+from annocoin.cli.options import DatasetSource, choice, option
+from annocoin.errors import InputError, Problems
+
+if TYPE_CHECKING:
+    from annocoin.data.conversion import Format
+    from annocoin.engine.precomputed import Precomputed
+
+LABEL_FORMATS = ("coco", "voc", "yolo", "labelme")
+LOW_CONFIDENCE = 0.5
+PRESET = "Preset of all options: {}.".format(
+    "; ".join(f"{name} ({text})" for name, text in options.PRESETS.items())
 )
-from annocoin.data.conversion import Format, write_dataset
-from annocoin.data.images import read_image
-from annocoin.data.loading import DatasetKind, load_evaluation
-from annocoin.engine.distribution import AUTO, PRECISIONS, init_distributed
-from annocoin.engine.precomputed import Precomputed
-from annocoin.engine.presets import PRESETS
-from annocoin.errors import InputError, Problems, check_choice, check_positive
-from annocoin.prediction.predictor import SCORE
-from annocoin.progress import track
-from annocoin.regions.storage import RegionFolder
-from annocoin.report import overlay
-from annocoin.seeds.seed_set import SeedFolder
+ROUNDS = "Alternating rounds; 0 trains once on the retrieved seeds."
+WEIGHTS = "Folder with ImageNet weights of the backbones, such as resnet50*.pth."
+IMAGES = "Folder, image file or quoted glob pattern."
+MEASURE = "Log the mAP of the pseudo labels, given the dataset's masks; training ignores them."
 
-FOR_GPUS = ("voc-r50", "voc-r101", "voc-r50-literal")
-FORMATS = ("coco", "voc", "yolo", "labelme")
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `annocoin train`.")]
+Regions = Annotated[Path | None, option("Regions from `annocoin regions`.", metavar="DIR")]
+Seeds = Annotated[Path | None, option("Seeds from `annocoin seeds`.", metavar="DIR")]
+Classifier = Annotated[Path | None, option("Trained classifier.safetensors.", metavar="FILE")]
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="What `annocoin train` made.")]
-RegionsOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Use what `annocoin regions` made.")
-]
-SeedsOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Use what `annocoin seeds` made.")
-]
-ClassifierOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Use this classifier; none is trained.")
-]
-Jobs = Annotated[int | None, typer.Option(help="Processes; default all cores.")]
-Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where to compute.")]
+
+def demo_command(
+    out: Annotated[Path, option("Output folder.", metavar="DIR")] = Path("runs/demo"),
+    images: Annotated[int, option("Number of scenes.")] = options.DEMO_IMAGES,
+    seed: Annotated[int, option("Random seed of the training.")] = 0,
+    overrides: options.Overrides = None,
+) -> None:
+    """Train and evaluate on synthetic scenes, in minutes.
+
+    Generates the scenes, trains from tags, boxes, seeds and masks, and compares the results.
+    """
+    from annocoin.demo import run_demo
+
+    run_demo(out, images=images, seed=seed, changes=options.parse_overrides(overrides))
 
 
 def train_command(
-    dataset: Dataset,
-    out: Annotated[Path, typer.Option(metavar="RUN", help="The run's directory.")],
-    supervision: SupervisionOption = "image",
-    preset: Annotated[str, typer.Option(metavar="|".join(PRESETS), help="Of all options.")] = (
-        "voc-r50"
-    ),
-    rounds: Annotated[
-        int | None, typer.Option(help="R; with 0 one training on the seeds' regions.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change an option; repeatable."),
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Files of backbone weights, such as resnet50*.pth."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many images.")] = None,
-    regions: RegionsOption = None,
-    seeds: SeedsOption = None,
-    classifier: ClassifierOption = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure pseudo labels with the dataset's masks.")
-    ] = False,
-    jobs: Jobs = None,
-    device: Device = AUTO,
-    devices: Annotated[int, typer.Option(help="Processes that train, on each machine.")] = 1,
-    nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
-    precision: Annotated[
-        str, typer.Option(metavar="|".join(PRECISIONS), help="Of training.")
-    ] = "32-true",
-    split: Split = None,
-    kind: KindOption = None,
-    images: Images = None,
-    skip_bad: SkipBad = False,
+    dataset: options.Dataset,
+    out: Annotated[Path, option("Run directory.", metavar="RUN")],
+    supervision: options.Supervision = "image",
+    preset: Annotated[str, choice(options.PRESETS, PRESET)] = "voc-r50",
+    rounds: Annotated[int | None, option(ROUNDS, "from the preset")] = None,
+    seed: Annotated[int | None, option("Random seed.", "0")] = None,
+    overrides: options.Overrides = None,
+    weights: Annotated[Path | None, option(WEIGHTS, "download", metavar="DIR")] = None,
+    limit: options.Limit = None,
+    regions: Regions = None,
+    seeds: Seeds = None,
+    classifier: Classifier = None,
+    measure: Annotated[bool, typer.Option("--measure", help=MEASURE)] = False,
+    jobs: options.Jobs = None,
+    device: options.Device = options.AUTO_DEVICE,
+    devices: Annotated[int, option("Training processes (GPUs) per machine.")] = 1,
+    nodes: Annotated[int, option("Number of machines.")] = 1,
+    precision: Annotated[str, choice(options.PRECISIONS, "Training precision.")] = "32-true",
+    split: options.Split = None,
+    kind: options.Kind = None,
+    images: options.Images = None,
+    skip_bad: options.SkipBad = False,
 ) -> None:
-    """Train everything on weak labels. Interrupted, the same command goes on where it was."""
+    """Train an instance segmentation network on weak labels.
+
+    Runs all stages: regions, classifier, seeds, and alternating rounds of the conditional and the
+    prediction network. After an interruption the same command continues.
+    """
+    from annocoin.engine.distribution import init_distributed
+    from annocoin.files import refuse_input
+
     started = time.monotonic()
-    problems = Problems(skip_bad)
-    check_choice("preset", preset, PRESETS)
-    files.refuse_input(out, dataset)
-    changes = options.assignments(assignments or [])
-    weak = options.load_weak(dataset, supervision, split, kind, images, problems)
-    if limit is not None:
-        check_positive("--limit", limit)
-        weak = replace(weak, images=weak.images[:limit])
-    truth = None
-    if measure:
-        truth = load_evaluation(
-            dataset,
-            split=split,
-            kind=cast(DatasetKind | None, kind),
-            images=images,
-            problems=problems,
-        )
+    refuse_input(out, dataset)
+    changes = options.parse_overrides(overrides)
+    source = DatasetSource(dataset, split, kind, images, skip_bad)
+    weak = source.weak(supervision)[:limit]
+    truth = source.evaluation() if measure else None
     group = init_distributed(devices=devices, nodes=nodes, device=device, precision=precision)
-    say = (lambda line: print(line, flush=True)) if group.is_main else (lambda line: None)
-    if group.device.type == "cpu" and preset in FOR_GPUS:
-        say(f"{preset} is made for GPUs; here it will take days: --preset voc-cpu takes hours")
-    run = api.train(
-        weak,
-        out,
-        preset,
-        rounds=rounds,
-        seed=seed,
-        changes=changes,
-        weights=weights,
-        given=_given(regions, seeds, classifier),
-        truth=truth,
-        group=group,
-        jobs=jobs,
-        problems=problems,
-        say=say,
-    )
-    say(f"{run.path}/prediction.safetensors: trained in {_duration(time.monotonic() - started)}")
-    say(f"Next: annocoin predict {run.path} IMAGES --out DIR, or evaluate, or label.")
-    report(problems)
+    log: Any = partial(print, flush=True) if group.is_main else (lambda line: None)
+    if group.device.type == "cpu" and preset in options.GPU_PRESETS:
+        log(f"{preset} is meant for GPUs; on this CPU it takes days, --preset voc-cpu takes hours")
+    run = annocoin.train(
+        weak, out, preset, rounds=rounds, seed=seed, changes=changes, weights=weights,
+        given=_precomputed(regions, seeds, classifier), truth=truth, group=group, jobs=jobs,
+        problems=source.problems, say=log,
+    )  # fmt: skip
+    duration = timedelta(seconds=round(time.monotonic() - started))
+    log(f"{run.path}/prediction.safetensors: trained in {duration}")
+    log(f"Next: annocoin predict {run.path} IMAGES --out DIR, or evaluate, or label.")
+    options.print_skipped(source.problems)
 
 
 def label_command(
-    run: RunArgument,
-    dataset: Dataset,
-    out: Annotated[Path, typer.Option(help="A new folder; a .json file for coco.")],
-    to: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="Of the masks.")
-    ] = "coco",
+    run: Run,
+    dataset: options.Dataset,
+    out: Annotated[Path, option(options.OUTPUT, metavar="PATH")],
+    to: Annotated[str, choice(LABEL_FORMATS, "Output format.", True, "--format")] = "coco",
     supervision: Annotated[
-        str | None,
-        typer.Option(metavar="image|box|point|mixed", help="Default: what RUN was trained from."),
+        str | None, choice(options.SUPERVISION, "Labels to use.", "as in training")
     ] = None,
-    regions: RegionsOption = None,
-    seeds: SeedsOption = None,
-    classifier: ClassifierOption = None,
-    jobs: Jobs = None,
-    device: Device = AUTO,
-    split: Split = None,
-    kind: KindOption = None,
-    images: Images = None,
-    skip_bad: SkipBad = False,
+    limit: options.Limit = None,
+    regions: Regions = None,
+    seeds: Seeds = None,
+    classifier: Classifier = None,
+    jobs: options.Jobs = None,
+    device: options.Device = options.AUTO_DEVICE,
+    split: options.Split = None,
+    kind: options.Kind = None,
+    images: options.Images = None,
+    skip_bad: options.SkipBad = False,
 ) -> None:
-    """Masks for your weak labels: each label has one, and each mask a confidence."""
-    problems = Problems(skip_bad)
-    check_choice("--format", to, FORMATS)
-    files.refuse_input(out, dataset, run)
-    if to == "coco" and out.suffix != ".json":
-        raise InputError(f"{out}: COCO is one file; give a name that ends in .json")
+    """Turn weak labels into instance masks.
+
+    Every label gets at least one mask, with a confidence.
+    """
+    from annocoin.files import refuse_input
+
+    refuse_input(out, dataset, run)
     if to != "coco":
         _check_new(out)
-    trained = api.TrainedRun(run)
-    found = api.label(
-        trained,
-        options.load_weak(
-            dataset, supervision or trained.supervision, split, kind, images, problems
-        ),
-        given=_given(regions, seeds, classifier),
-        jobs=jobs,
-        device=device,
-        problems=problems,
-    )
-    loss = write_dataset(found, out, cast(Format, to))
-    weak_labels = [weak_label for image in found for weak_label in image.annotation]
-    print(f"{out}: {len(found)} images, {len(weak_labels)} masks")
-    sure = [
-        weak_label.confidence for weak_label in weak_labels if weak_label.confidence is not None
-    ]
-    if sure:
-        doubtful = sum(value < 0.5 for value in sure)
-        print(f"  {doubtful} have a confidence below .5: look at those first")
-    for line in loss.lines():
-        print(f"  {line}")
-    report(problems)
+    elif out.suffix != ".json":
+        raise InputError(f"{out}: COCO is one file; give a name that ends in .json")
+    trained = annocoin.TrainedRun(run)
+    source = DatasetSource(dataset, split, kind, images, skip_bad)
+    labelled = annocoin.label(
+        trained, source.weak(supervision or trained.supervision)[:limit],
+        given=_precomputed(regions, seeds, classifier), jobs=jobs, device=device,
+        problems=source.problems,
+    )  # fmt: skip
+    loss = annocoin.write_dataset(labelled, out, cast("Format", to))
+    confidences = [instance.confidence for image in labelled for instance in image.annotation]
+    print(f"{out}: {len(labelled)} images, {len(confidences)} masks")
+    known = [confidence for confidence in confidences if confidence is not None]
+    if known:
+        low = sum(confidence < LOW_CONFIDENCE for confidence in known)
+        print(f"  {low} with a confidence below {LOW_CONFIDENCE}: review those first")
+    options.print_loss(loss)
+    options.print_skipped(source.problems)
 
 
 def predict_command(
-    run: RunArgument,
-    where: Annotated[
-        str, typer.Argument(metavar="IMAGES", help="A folder, an image, or a quoted pattern.")
-    ],
-    out: Annotated[Path, typer.Option(help="A new folder.")],
-    threshold: Annotated[
-        float, typer.Option("--score", help="Instances of a lower score are left out.")
-    ] = SCORE,
-    shown: Annotated[float, typer.Option(help="The least score in the pictures.")] = 0.5,
-    batch: Annotated[int, typer.Option(help="Images at once.")] = 4,
-    overlays: Annotated[bool, typer.Option(help="Draw a picture of each image.")] = True,
-    device: Device = AUTO,
-    skip_bad: SkipBad = False,
+    run: Run,
+    pattern: Annotated[str, typer.Argument(metavar="IMAGES", help=IMAGES)],
+    out: Annotated[Path, option("Output: a new folder.", metavar="DIR")],
+    score: Annotated[float, option("Discard instances with a lower score.")] = options.SCORE,
+    shown: Annotated[float, option("Minimum score of instances in the overlays.")] = 0.5,
+    overlays: Annotated[bool, option("Draw the instances on each image.")] = True,
+    device: options.Device = options.AUTO_DEVICE,
+    skip_bad: options.SkipBad = False,
 ) -> None:
-    """Masks for new images: OUT/predictions.json (COCO) and OUT/overlays/*.png."""
-    problems = Problems(skip_bad)
-    check_positive("--batch", batch)
+    """Predict instance masks in new images.
+
+    Writes OUT/predictions.json (COCO, with scores) and OUT/overlays/*.png.
+    """
+    from annocoin.api import images_of
+    from annocoin.files import new_directory
+    from annocoin.progress import track
+    from annocoin.report import overlay
+
     _check_new(out)
-    trained = api.TrainedRun(run)
-    found = api.predict(
-        trained,
-        api.images_of(where),
-        threshold=threshold,
-        batch=batch,
-        device=device,
-        problems=problems,
-    )
-    with files.new_directory(out) as folder:
-        write_dataset(found, folder / "predictions.json", "coco")
-        for image in track(found, "drawing"):
-            if overlays:
-                good = tuple(
-                    weak_label
-                    for weak_label in image.annotation
-                    if (weak_label.score or 0) >= shown
-                )
-                annotation = replace(image.annotation, weak_labels=good)
-                picture = overlay.draw(read_image(image.image_path()), annotation, found.classes)
-                overlay.save(picture, folder / "overlays" / f"{image.file_name}.png")
-    instances = sum(len(image.annotation) for image in found)
-    print(f"{out}/predictions.json: {instances} instances in {len(found)} images")
-    report(problems)
+    problems = Problems(skip_bad)
+    trained, paths = annocoin.TrainedRun(run), images_of(pattern)
+    predicted = annocoin.predict(trained, paths, threshold=score, device=device, problems=problems)
+    with new_directory(out) as folder:
+        annocoin.write_dataset(predicted, folder / "predictions.json", "coco")
+        for image in track(predicted, "drawing") if overlays else ():
+            best = tuple(i for i in image.annotation if (i.score or 0) >= shown)
+            annotation = replace(image.annotation, weak_labels=best)
+            pixels = annocoin.read_image(image.image_path())
+            picture = overlay.draw(pixels, annotation, predicted.classes)
+            overlay.save(picture, folder / "overlays" / f"{image.file_name}.png")
+    instances = sum(len(image.annotation) for image in predicted)
+    print(f"{out}/predictions.json: {instances} instances in {len(predicted)} images")
+    options.print_skipped(problems)
 
 
 def _check_new(out: Path) -> None:
-    """Raise before hours of work if what they give could not be written."""
+    """Raise before hours of work if their output could not be written."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: exists already; give a new or empty folder")
 
 
-def _given(regions: Path | None, seeds: Path | None, classifier: Path | None) -> Precomputed:
+def _precomputed(
+    regions: Path | None, seeds: Path | None, classifier: Path | None
+) -> "Precomputed":
+    from annocoin.engine.precomputed import Precomputed
+    from annocoin.regions.storage import RegionFolder
+    from annocoin.seeds.seed_set import SeedFolder
+
     if classifier is not None and not classifier.is_file():
-        raise InputError(f"{classifier}: no such file; `annocoin seeds` makes classifiers")
+        raise InputError(f"{classifier}: no such file; `annocoin seeds` trains classifiers")
     if seeds is not None and regions is None:
-        raise InputError("--seeds without --regions; give the regions that they were made with")
+        raise InputError("--seeds without --regions; give the regions they were computed from")
     return Precomputed(
         None if regions is None else RegionFolder(regions),
         None if seeds is None else SeedFolder(seeds),
         classifier,
     )
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
