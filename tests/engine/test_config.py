@@ -39,7 +39,7 @@ def test_the_papers_presets_have_the_papers_numbers() -> None:
         assert (config.rounds, learning.samples) == (4, 10)
         assert (learning.gamma, abs(learning.epsilon)) == (0.5, 1)
         assert config.prediction.architecture.backbone == backbone
-        assert config.prediction.learning.losses.entropy == 1 - learning.gamma
+        assert not config.prediction.losses.pointwise
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_papers_presets_have_the_papers_numbers() -> None:
         ("prediction.learning.rate", "1e-2", 0.01),
         ("prediction.learning.rate", "1", 1.0),
         ("prediction.learning.scales", "[0.5, 2]", (0.5, 2)),
-        ("prediction.learning.losses.shared_masks", "true", True),
+        ("prediction.losses.class_agnostic_masks", "true", True),
         ("conditional.weights", "none", "none"),
         ("conditional.weights", "7", "7"),
         ("seeds.size", "null", None),
@@ -78,7 +78,7 @@ def test_values_at_dotted_names(name: str, text: str, value: object) -> None:
         ("prediction", "1", "say which part of it: architecture, learning"),
         ("rounds.x", "1", "has no parts"),
         ("conditional.learning.scoring.terms", "U+X", "expected one of"),
-        ("prediction.learning.losses.shared_masks", "1", "expected bool"),
+        ("prediction.losses.class_agnostic_masks", "1", "expected bool"),
         ("prediction.learning.scales", "[1]", "expected"),
         ("prediction.learning.scales", '["a", "b"]', "expected"),
         ("prediction.learning.rate", "NaN", "expected float"),
@@ -97,14 +97,14 @@ def test_options_that_must_agree_change_together(turned: bool) -> None:
         "classifier.backbone": "resnet50",
         "conditional.architecture.trunk": "unet-resnet50",
         "prediction.architecture.backbone": "resnet50",
-        "prediction.architecture.size": "1600",
-        "prediction.architecture.longest": "2000",
+        "prediction.architecture.min_size": "1600",
+        "prediction.architecture.max_size": "2000",
     }
     names = reversed(said) if turned else said
     config = override(preset("voc-cpu", CLASSES), {name: said[name] for name in names})
     assert config.conditional.weights == FROM_CLASSIFIER
     assert config.prediction.architecture.backbone == config.classifier.backbone == "resnet50"
-    assert config.prediction.architecture.longest == 2000
+    assert config.prediction.architecture.max_size == 2000
     with pytest.raises(InputError, match=r"prediction\.weights classifier"):
         override(preset("voc-cpu", CLASSES), {"prediction.architecture.backbone": "resnet50"})
 

@@ -1,14 +1,18 @@
-"""The prediction network is torchvision's Mask R-CNN: its weights need nothing of ours."""
+"""The prediction network is a plain torchvision Mask R-CNN; its files and its input images."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torchvision.models import mobilenet_v2
 from torchvision.models.detection import MaskRCNN
@@ -23,16 +27,25 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
+from annocoin.backbones import boundary_network
+from annocoin.conditional.networks import (
+    ConditionalArchitecture,
+    ConditionalNetwork,
+    read_conditional,
+    write_conditional,
+)
 from annocoin.errors import InputError
 from annocoin.prediction.networks import (
     PredictionArchitecture,
+    batch_images,
     build_network,
-    freeze,
-    mask_layer,
-    share_masks,
+    freeze_backbone,
+    make_masks_class_agnostic,
+    read_prediction,
+    resize_shortest_side,
+    write_prediction,
 )
-from annocoin.regions.boundaries import BoundaryDetector
-from prediction.worlds import CLASSES, network, picture, small
+from prediction.worlds import CLASSES, network, random_image, small
 
 LEVELS = {
     "tiny": {"3": 24, "6": 32, "13": 96},
@@ -40,24 +53,24 @@ LEVELS = {
 }
 
 
-def by_hand(backbone: str, normalised: bool) -> MaskRCNN:
-    """What `small` describes, as someone who has torchvision only would put it together."""
-    taps = LEVELS[backbone]
-    norm = partial(nn.GroupNorm, 16) if normalised else None
+def by_hand(backbone: str, group_norm: bool) -> MaskRCNN:
+    """The network of `small`, built with torchvision only."""
+    layers = LEVELS[backbone]
+    norm = partial(nn.GroupNorm, 16) if group_norm else None
     body = mobilenet_v2(weights=None, norm_layer=FrozenBatchNorm2d).features
-    names = [str(i) for i in range(len(taps))]
+    names = [str(i) for i in range(len(layers))]
     box_head: nn.Module = TwoMLPHead(16 * 7 * 7, 32)
-    if normalised:
+    if group_norm:
         box_head = FastRCNNConvFCHead((16, 7, 7), [16, 16], [32], norm)
     return MaskRCNN(
         BackboneWithFPN(
-            body, dict(zip(taps, names, strict=True)), list(taps.values()), 16, norm_layer=norm
+            body, dict(zip(layers, names, strict=True)), list(layers.values()), 16, norm_layer=norm
         ),
         min_size=64,
         max_size=128,
         rpn_anchor_generator=AnchorGenerator(
-            tuple((12 * 2**i,) for i in range(len(taps) + 1)),
-            ((0.5, 1.0, 2.0),) * (len(taps) + 1),
+            tuple((12 * 2**i,) for i in range(len(layers) + 1)),
+            ((0.5, 1.0, 2.0),) * (len(layers) + 1),
         ),
         rpn_head=RPNHead(16, 3),
         rpn_pre_nms_top_n_test=60,
@@ -72,31 +85,31 @@ def by_hand(backbone: str, normalised: bool) -> MaskRCNN:
 
 
 def assert_same_output(first: MaskRCNN, second: MaskRCNN) -> None:
-    images = [picture(0, (64, 96)), picture(1, (80, 50))]
+    images = [random_image(0, (64, 96)), random_image(1, (80, 50))]
     with torch.no_grad():
-        one, other = first.eval()(images), second.eval()(images)
-    for mine, theirs in zip(one, other, strict=True):
-        assert len(mine["scores"]) > 3
-        assert set(mine) == set(theirs) == {"boxes", "labels", "scores", "masks"}
-        for name in mine:
-            assert torch.equal(mine[name], theirs[name]), name
+        outputs = zip(first.eval()(images), second.eval()(images), strict=True)
+    for one, other in outputs:
+        assert len(one["scores"]) > 3
+        assert set(one) == set(other) == {"boxes", "labels", "scores", "masks"}
+        for name in one:
+            assert torch.equal(one[name], other[name]), name
 
 
-@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("group_norm", [False, True])
 @pytest.mark.parametrize("backbone", ["tiny", "mobilenet_v2"])
-def test_weights_load_into_a_mask_rcnn_put_together_by_hand(
-    backbone: str, normalised: bool
-) -> None:
-    ours = network(backbone=backbone, normalised=normalised)
-    theirs = by_hand(backbone, normalised)
+def test_weights_load_into_a_mask_rcnn_built_by_hand(backbone: str, group_norm: bool) -> None:
+    ours = network(backbone=backbone, group_norm=group_norm)
+    theirs = by_hand(backbone, group_norm)
     theirs.load_state_dict(ours.state_dict())
     assert_same_output(ours, theirs)
 
 
-def test_a_resnet_is_torchvisions_own_mask_rcnn() -> None:
+def test_a_resnet_is_torchvisions_mask_rcnn() -> None:
     torch.manual_seed(0)
     ours = build_network(
-        PredictionArchitecture(CLASSES, "resnet50", size=64, longest=96, detections=10)
+        PredictionArchitecture(
+            CLASSES, "resnet50", min_size=64, max_size=96, detections_per_image=10
+        )
     )
     backbone = resnet_fpn_backbone(backbone_name="resnet50", weights=None)
     theirs = MaskRCNN(backbone, num_classes=4, min_size=64, max_size=96, box_detections_per_img=10)
@@ -104,15 +117,14 @@ def test_a_resnet_is_torchvisions_own_mask_rcnn() -> None:
     assert_same_output(ours, theirs)
 
 
-def test_there_is_nothing_of_ours_in_it() -> None:
-    for part in network(normalised=True).modules():
-        assert type(part).__module__.split(".")[0] in ("torch", "torchvision")
+def test_all_modules_are_torchvisions() -> None:
+    for module in network(group_norm=True).modules():
+        assert type(module).__module__.split(".")[0] in ("torch", "torchvision")
 
 
 @pytest.mark.parametrize("backbone", ["tiny", "mobilenet_v2", "resnet50"])
-def test_anchors_fit_the_levels_of_the_pyramid(backbone: str) -> None:
-    """From stride 4 up, each with anchors twice as large as the one below."""
-    net = build_network(small(backbone=backbone, smallest=20))
+def test_anchor_sizes_double_from_level_to_level(backbone: str) -> None:
+    net = build_network(small(backbone=backbone, anchor_size=20))
     with torch.no_grad():
         levels = net.backbone(torch.zeros(1, 3, 128, 192))
     assert len(levels) == (4 if backbone == "tiny" else 5)
@@ -124,46 +136,45 @@ def test_anchors_fit_the_levels_of_the_pyramid(backbone: str) -> None:
         assert areas.sqrt().tolist() == pytest.approx([20 * 2**i] * 3, rel=0.05)
 
 
-def test_normalisation_of_the_backbone_is_fixed() -> None:
+def test_batch_normalisation_is_frozen() -> None:
     net = network().train()
     before = {k: v.clone() for k, v in net.state_dict().items() if "running" in k}
     assert before
     net.backbone(torch.randn(2, 3, 64, 64))
     assert all(torch.equal(net.state_dict()[k], v) for k, v in before.items())
-    assert not [part for part in net.modules() if isinstance(part, nn.BatchNorm2d)]
+    assert not [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
 
 
-def test_the_tiny_backbone_brings_its_weights() -> None:
-    """And computes what the boundary detector's encoder does."""
+def test_the_tiny_backbone_has_the_weights_of_the_boundary_detector() -> None:
     net = build_network(small(), "imagenet")
-    encoder = BoundaryDetector().network().encoder
+    encoder = boundary_network().encoder
     image = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        found = net.backbone.body(image)["2"]
-        torch.testing.assert_close(found, encoder.eval()[:14](image))
-    assert float(found.std()) > 0.01
-    with pytest.raises(InputError, match="brings its own"):
+        features = net.backbone.body(image)["2"]
+        torch.testing.assert_close(features, encoder.eval()[:14](image))
+    assert float(features.std()) > 0.01
+    with pytest.raises(InputError, match="tiny backbone takes 'imagenet' or 'none'"):
         build_network(small(), "file.pth")
 
 
 def test_the_backbone_starts_from_a_torchvision_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     original = torchvision.models.mobilenet_v2(weights=None).eval()
-    for part in original.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            part.running_mean.normal_(std=0.1)
-            part.running_var.uniform_(0.5, 1)
+    for module in original.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(0.5, 1)
     torch.save(original.state_dict(), tmp_path / "mobilenet.pth")
     net = build_network(small(backbone="mobilenet_v2"), tmp_path / "mobilenet.pth").eval()
     image = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        found = net.backbone.body(image)["3"]
-        torch.testing.assert_close(found, original.features[:18](image), rtol=1e-4, atol=1e-5)
+        features = net.backbone.body(image)["3"]
+        torch.testing.assert_close(features, original.features[:18](image), rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="no such file"):
         build_network(small(backbone="mobilenet_v2"), tmp_path / "missing.pth")
 
 
-def test_a_new_network_prefers_no_class() -> None:
+def test_a_new_network_has_small_logits() -> None:
     torch.manual_seed(0)
     net = build_network(small())
     with torch.no_grad():
@@ -172,30 +183,30 @@ def test_a_new_network_prefers_no_class() -> None:
     assert float(deltas.abs().max()) < 0.3
 
 
-def test_strides_in_1x1_reach_the_backbone() -> None:
+def test_stride_in_1x1() -> None:
     body = build_network(small(backbone="resnet50", stride_in_1x1=True)).backbone.body
     assert body.layer2[0].conv1.stride == (2, 2)
     assert body.layer2[0].conv2.stride == (1, 1)
 
 
-def test_frozen_parts() -> None:
+def test_frozen_layers() -> None:
     net = build_network(small(backbone="resnet50"))
-    freeze(net, 5)
-    learns = {name for name, w in net.backbone.body.named_parameters() if w.requires_grad}
-    every = {name for name, _ in net.backbone.body.named_parameters()}
-    assert every - learns == {n for n in every if n.startswith(("conv1", "bn1", "layer1"))}
-    assert learns
+    freeze_backbone(net, 5)
+    names = {name for name, _ in net.backbone.body.named_parameters()}
+    trained = {name for name, w in net.backbone.body.named_parameters() if w.requires_grad}
+    assert names - trained == {n for n in names if n.startswith(("conv1", "bn1", "layer1"))}
+    assert trained
     assert all(w.requires_grad for w in net.roi_heads.parameters())
 
 
-def test_one_mask_for_all_classes() -> None:
+def test_class_agnostic_masks_are_the_mean_over_classes() -> None:
     net = network()
     hidden = torch.randn(2, 16, 14, 14)
     with torch.no_grad():
         before = net.roi_heads.mask_predictor(hidden)
-        share_masks(net)
+        make_masks_class_agnostic(net)
         after = net.roi_heads.mask_predictor(hidden)
-    assert mask_layer(net).out_channels == 4
+    assert net.roi_heads.mask_predictor.mask_fcn_logits.out_channels == 4
     torch.testing.assert_close(after, before.mean(dim=1, keepdim=True).expand_as(before))
     assert float((before - after).abs().max()) > 0.1
 
@@ -205,15 +216,117 @@ def test_one_mask_for_all_classes() -> None:
     [
         {"classes": ()},
         {"backbone": "vgg16"},
-        {"size": 16},
-        {"size": 800, "longest": 700},
-        {"longest": 5000},
-        {"channels": 0},
-        {"channels": 24, "normalised": True},
-        {"proposals": 0},
-        {"box_sampling": 0},
+        {"min_size": 16},
+        {"min_size": 800, "max_size": 700},
+        {"max_size": 5000},
+        {"fpn_channels": 0},
+        {"fpn_channels": 24, "group_norm": True},
+        {"rpn_top_n": 0},
+        {"box_sampling_ratio": 0},
     ],
 )
 def test_bad_architectures(change: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         PredictionArchitecture(**{"classes": CLASSES, **change})
+
+
+@pytest.mark.parametrize("group_norm", [False, True])
+def test_networks_are_read_as_they_were_written(tmp_path: Path, group_norm: bool) -> None:
+    path = tmp_path / "net.safetensors"
+    net = network(group_norm=group_norm)
+    write_prediction(path, net, small(group_norm=group_norm))
+    loaded, architecture = read_prediction(path)
+    assert architecture == small(group_norm=group_norm)
+    assert not loaded.training
+    with torch.no_grad():
+        first, second = (n([random_image(0)])[0] for n in (net.eval(), loaded))
+    assert len(first["scores"]) > 3
+    for name in first:
+        assert torch.equal(first[name], second[name])
+    assert set(load_file(path)) == set(net.state_dict())  # torchvision's names
+
+
+def assert_refused(path: Path, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        read_prediction(path)
+    assert "\n" not in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    assert_refused(path, "no such file; `annocoin train` trains a prediction network")
+    assert_refused(tmp_path, "no such file")
+    path.write_bytes(b"text")
+    assert_refused(path, "not a prediction network")
+    write_prediction(path, network(), small())
+    with pytest.raises(InputError, match="not a conditional network"):
+        read_conditional(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    assert_refused(path, "not a prediction network")
+    write_conditional(path, ConditionalNetwork(ConditionalArchitecture(("cat",), "tiny", size=64)))
+    assert_refused(path, "not a prediction network")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fpn_channels": 32},
+        {"classes": ["cat"]},
+        {"classes": []},
+        {"classes": 3},
+        {"backbone": "mobilenet_v2"},
+        {"backbone": "nonsense"},
+        {"group_norm": True},
+        {"representation_size": -1},
+        {"colour": "red"},
+    ],
+)
+def test_files_with_another_architecture_are_refused(tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "net.safetensors"
+    write_prediction(path, network(), small())
+    with safe_open(path, framework="pt") as file:
+        metadata = dict(file.metadata())
+    key = "annocoin prediction network"
+    metadata[key] = json.dumps(json.loads(metadata[key]) | change)
+    save_file(load_file(path), path, metadata)
+    assert_refused(path, "not a prediction network that `annocoin train` wrote")
+
+
+def pixels(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("size", [(64, 96), (48, 72), (128, 160), (96, 64), (40, 160)])
+def test_resizing_is_torchvisions(size: tuple[int, int]) -> None:
+    net = network(min_size=64, max_size=128)
+    image = pixels(*size)
+    batch = batch_images([resize_shortest_side(image, 64, 128)])
+    expected, _ = net.transform([torch.tensor(image).permute(2, 0, 1) / 255])
+    assert batch.image_sizes == expected.image_sizes
+    torch.testing.assert_close(batch.tensors, expected.tensors)
+
+
+def test_batches_are_padded_with_zeros() -> None:
+    images = [resize_shortest_side(pixels(*size), 64, 128) for size in ((64, 70), (100, 64))]
+    batch = batch_images(images)
+    assert batch.tensors.shape == (2, 3, 128, 96)
+    assert batch.image_sizes == [(64, 70), (100, 64)]
+    for padded, image in zip(batch.tensors, images, strict=True):
+        single = batch_images([image]).tensors[0]
+        height, width = image.size
+        assert torch.equal(padded[:, :height, :width], single[:, :height, :width])
+        assert float(padded[:, height:].abs().sum() + padded[:, :, width:].abs().sum()) == 0
+
+
+def test_mirrored_images_and_the_scale_of_boxes() -> None:
+    image = resize_shortest_side(pixels(50, 100), 100, 150)
+    assert image.size == (75, 150)
+    assert image.original_size == (50, 100)
+    assert image.scale.tolist() == [1.5, 1.5, 1.5, 1.5]
+    mirrored = image.mirrored()
+    assert torch.equal(mirrored.pixels[:, :, 0], image.pixels[:, :, -1])
+    assert mirrored.original_size == image.original_size
+    narrow = resize_shortest_side(pixels(50, 101), 25, 150)
+    assert narrow.size == (25, 50)
+    assert narrow.scale.tolist() == pytest.approx([50 / 101, 0.5, 50 / 101, 0.5])

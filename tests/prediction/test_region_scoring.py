@@ -1,4 +1,4 @@
-"""What the prediction network thinks of regions, region by region and pixel by pixel."""
+"""Scores of regions against the RoI heads, region by region and pixel by pixel."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from annocoin.objective.task_loss import prediction_loss_table
-from annocoin.prediction.networks import batch_of, view
-from annocoin.prediction.region_scoring import UNSEEN, crops, score_regions
+from annocoin.prediction.networks import batch_images, resize_shortest_side
+from annocoin.prediction.region_scoring import UNKNOWN_MASK_LOSS, crop_regions, score_regions
 from annocoin.regions.region_set import RegionSet
 from prediction.worlds import network
 from regions.worlds import World, worlds
@@ -31,29 +31,27 @@ def quarters() -> tuple[np.ndarray, RegionSet]:
 
 @given(worlds(), st.integers(1, 9))
 def test_crops_pixel_by_pixel(world: World, side: int) -> None:
-    """Each place has the pixel that it lies in."""
-    found = crops(world.regions, side)
-    for mask, own in zip(world.masks, found, strict=True):
+    for mask, crop in zip(world.masks, crop_regions(world.regions, side), strict=True):
         rows, columns = np.nonzero(mask)
         y0, y1, x0, x1 = rows.min(), rows.max() + 1, columns.min(), columns.max() + 1
         for i in range(side):
             for j in range(side):
-                # in whole numbers, (2i + 1) / 2 side of the way
+                # the pixel at (2i + 1) / (2 side) of the box, in integers
                 y = y0 + (y1 - y0) * (2 * i + 1) // (2 * side)
                 x = x0 + (x1 - x0) * (2 * j + 1) // (2 * side)
-                assert own[i, j] == mask[y, x]
+                assert crop[i, j] == mask[y, x]
 
 
 @pytest.mark.parametrize("labels", [(1, 2, 3), (3,), (2, 1)])
-def test_judging_is_the_heads_on_one_region_after_the_other(labels: tuple[int, ...]) -> None:
+def test_scores_are_those_of_the_heads_on_single_regions(labels: tuple[int, ...]) -> None:
     net = network().eval()
     heads = net.roi_heads
     image, regions = quarters()
-    seen = view(image, 64, 128)  # enlarged by 4 / 3
-    logs, losses = score_regions(net, seen, regions, labels)
+    resized = resize_shortest_side(image, 64, 128)  # enlarged by 4 / 3
+    logs, losses = score_regions(net, resized, regions, labels)
     assert logs.shape == (12, len(labels) + 1)
     assert losses.shape == (12, len(labels))
-    images = batch_of([seen])
+    images = batch_images([resized])
     with torch.no_grad():
         features = net.backbone(images.tensors)
         for u, mask in enumerate(regions.masks()):
@@ -77,22 +75,22 @@ def test_judging_is_the_heads_on_one_region_after_the_other(labels: tuple[int, .
                 assert float(losses[u, column]) == pytest.approx(total, rel=1e-3)
 
 
-def test_masks_of_unlikely_regions_are_not_looked_at() -> None:
+def test_masks_of_unlikely_regions_are_not_scored() -> None:
     net = network().eval()
     image, regions = quarters()
-    seen = view(image, 64, 128)
-    every, exact = score_regions(net, seen, regions, (1, 3))
-    logs, losses = score_regions(net, seen, regions, (1, 3), looked_at=4)
-    torch.testing.assert_close(logs, every)
+    resized = resize_shortest_side(image, 64, 128)
+    expected, exact = score_regions(net, resized, regions, (1, 3))
+    logs, losses = score_regions(net, resized, regions, (1, 3), mask_scored_regions=4)
+    torch.testing.assert_close(logs, expected)
     likely = set(logs[:, 1:].amax(dim=1).argsort(descending=True)[:4].tolist())
     for u in range(12):
         if u in likely:
             torch.testing.assert_close(losses[u], exact[u], rtol=1e-4, atol=1e-5)
         else:
-            assert losses[u].tolist() == pytest.approx([UNSEEN] * 2)
+            assert losses[u].tolist() == pytest.approx([UNKNOWN_MASK_LOSS] * 2)
     assert not torch.allclose(losses, exact)
-    said_nothing = F.binary_cross_entropy_with_logits(torch.zeros(1), torch.ones(1))
-    assert float(said_nothing) == pytest.approx(UNSEEN)
+    unknown = F.binary_cross_entropy_with_logits(torch.zeros(1), torch.ones(1))
+    assert float(unknown) == pytest.approx(UNKNOWN_MASK_LOSS)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +99,7 @@ def test_masks_of_unlikely_regions_are_not_looked_at() -> None:
 def test_the_loss_table_is_finite(labels: tuple[int, ...], count: int) -> None:
     image, regions = quarters()
     net = network().eval()
-    logs, losses = score_regions(net, view(image, 64, 128), regions[:count], labels)
+    logs, losses = score_regions(net, resize_shortest_side(image, 64, 128), regions[:count], labels)
     table = prediction_loss_table(logs, losses)
     assert table.shape == (count, len(labels) + 1)
     assert bool(table.isfinite().all())

@@ -1,8 +1,8 @@
-"""The prediction network: a plain torchvision Mask R-CNN on one of a few backbones."""
+"""The prediction network, a plain torchvision Mask R-CNN: construction, files, input images."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,268 +25,240 @@ from torchvision.models.detection.faster_rcnn import (
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
-from annocoin.backbones import (
-    IMAGENET,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    SCRATCH,
-    TINY,
-    boundary_network,
-    build_backbone,
-)
+from annocoin import backbones
+from annocoin.backbones import IMAGENET, IMAGENET_MEAN, IMAGENET_STD, SCRATCH, TINY
 from annocoin.errors import InputError, check_choice, check_positive
+from annocoin.masks import Size
 from annocoin.network_files import read_network, write_network
 
-RATIOS = (0.5, 1.0, 2.0)
-STRIDE = 32
-"""Sides of what the backbone sees are multiples of this."""
+RESNET_LAYERS = {"layer1": 256, "layer2": 512, "layer3": 1024, "layer4": 2048}
+BACKBONES = {
+    "resnet50": RESNET_LAYERS,
+    "resnet101": RESNET_LAYERS,
+    "mobilenet_v2": {"3": 24, "6": 32, "13": 96, "17": 320},
+    TINY: {"3": 24, "6": 32, "13": 96},
+}
+"""Layers with strides 4, 8, 16 (and 32) that feed the feature pyramid, with their channels."""
 
+ASPECT_RATIOS = (0.5, 1.0, 2.0)
 GROUPS = 16
-"""Of group normalisation."""
+"""Groups of group normalisation."""
 
-BOX_CONVOLUTIONS = 2
+BOX_HEAD_CONVOLUTIONS = 2
+"""Convolutions of a box head with group normalisation."""
 
-MOBILENET = "mobilenet_v2"
-MOBILENET_TAPS = {3: 24, 6: 32, 13: 96, 17: 320}
-"""Layers of MobileNetV2 with strides 4, 8, 16, 32, and their channels."""
+SIZE_DIVISOR = 32
+"""Batches are padded to multiples of this, as in torchvision."""
 
-RESNETS = {"resnet50": (256, 512, 1024, 2048), "resnet101": (256, 512, 1024, 2048)}
-BACKBONES = (*RESNETS, MOBILENET, TINY)
+PREDICTION_KIND = "prediction network"
 
 
 @dataclass(frozen=True)
 class PredictionArchitecture:
-    """What a prediction network is made of, apart from its weights.
+    """The options of a prediction network, named as in torchvision where it has them.
 
     Args:
-        classes: the names of classes 1..C.
-        backbone: "resnet50", "resnet101", "mobilenet_v2", each with a feature pyramid of strides 4
-            to 64; or "tiny", the first layers of MobileNetV2, strides 4 to 32.
-        stride_in_1x1: where a ResNet halves the resolution.
-        size: the length of an image's shorter side when the network sees it.
-        longest: the most its longer side has then.
-        channels: of the pyramid and of the mask head.
-        hidden: of the box head.
+        classes: names of classes 1..C.
+        backbone: "resnet50", "resnet101" or "mobilenet_v2" with a feature pyramid of strides 4 to
+            64, or "tiny", the first layers of MobileNetV2 with strides 4 to 32.
+        stride_in_1x1: whether a ResNet downsamples in 1x1 instead of 3x3 convolutions.
+        min_size, max_size: images are resized to this shorter side, unless the longer side would
+            exceed `max_size`.
+        fpn_channels: channels of the feature pyramid and of the mask head.
+        representation_size: width of the box head's linear layers.
         mask_layers: convolutions of the mask head.
-        smallest: the side of the finest level's anchors; each level doubles it.
-        proposals: how many boxes the region proposal network passes on for an image.
-        detections: the most instances of an image.
-        box_sampling, mask_sampling: points in each direction that a cell of a RoI is averaged
-            from. Fewer are faster, which on a processor is felt.
-        normalised: whether the pyramid and the heads have group normalisation, and the box head
-            two convolutions: new layers learn much sooner with it.
+        anchor_size: side of the finest level's anchors; it doubles from level to level.
+        rpn_top_n: proposals per image, before and after non-maximum suppression.
+        detections_per_image: maximum number of instances per image.
+        box_sampling_ratio, mask_sampling_ratio: sampling points of RoIAlign in each direction of a
+            cell; fewer are faster.
+        group_norm: use group normalisation in the pyramid and the heads, and a box head with two
+            convolutions; layers that are not pretrained converge much sooner.
     """
 
     classes: tuple[str, ...]
     backbone: str = "resnet50"
     stride_in_1x1: bool = False
-    size: int = 800
-    longest: int = 1333
-    channels: int = 256
-    hidden: int = 1024
+    min_size: int = 800
+    max_size: int = 1333
+    fpn_channels: int = 256
+    representation_size: int = 1024
     mask_layers: int = 4
-    smallest: int = 32
-    proposals: int = 1000
-    detections: int = 100
-    box_sampling: int = 2
-    mask_sampling: int = 2
-    normalised: bool = False
+    anchor_size: int = 32
+    rpn_top_n: int = 1000
+    detections_per_image: int = 100
+    box_sampling_ratio: int = 2
+    mask_sampling_ratio: int = 2
+    group_norm: bool = False
 
     def __post_init__(self) -> None:
         if not self.classes:
             raise InputError("a prediction network needs at least one class")
         check_choice("prediction backbone", self.backbone, BACKBONES)
-        counts = ("channels", "hidden", "mask_layers", "smallest", "proposals", "detections")
-        for name in (*counts, "box_sampling", "mask_sampling"):
+        for name in (
+            *("fpn_channels", "representation_size", "mask_layers", "anchor_size", "rpn_top_n"),
+            *("detections_per_image", "box_sampling_ratio", "mask_sampling_ratio"),
+        ):
             check_positive(name, getattr(self, name))
-        if self.normalised and self.channels % GROUPS:
+        if self.group_norm and self.fpn_channels % GROUPS:
             raise InputError(
-                f"channels {self.channels}; with normalised, expected a multiple of {GROUPS}"
+                f"fpn_channels {self.fpn_channels} with group_norm; expected a multiple of {GROUPS}"
             )
-        if not 32 <= self.size <= self.longest <= 4096:
+        if not 32 <= self.min_size <= self.max_size <= 4096:
             raise InputError(
-                f"size {self.size}, longest {self.longest}; expected 32 <= size <= longest <= 4096"
+                f"min_size {self.min_size}, max_size {self.max_size}; "
+                "expected 32 <= min_size <= max_size <= 4096"
             )
 
 
 def build_network(architecture: PredictionArchitecture, weights: str | Path = SCRATCH) -> MaskRCNN:
-    """A Mask R-CNN with these backbone weights; the rest is random.
+    """Build a Mask R-CNN whose backbone has these weights; all other layers are random.
 
-    Every module is torchvision's own: its `state_dict()` loads into a `MaskRCNN` put together in
-    the same way without this package, see docs/guide.md.
+    All modules are torchvision's, so that `state_dict()` loads into a `MaskRCNN` built without this
+    package, see docs/guide.md.
 
     Args:
-        weights: see `annocoin.seeds.backbones.build_trunk`.
+        weights: see `annocoin.backbones.build_backbone`.
     """
-    a = architecture
-    body, taps = _body(a, weights)
-    norm = partial(nn.GroupNorm, GROUPS) if a.normalised else None
-    backbone = BackboneWithFPN(
-        body,
-        {layer: str(i) for i, layer in enumerate(taps)},
-        list(taps.values()),
-        a.channels,
-        norm_layer=norm,
-    )
-    box_head: nn.Module = TwoMLPHead(a.channels * 49, a.hidden)
-    if a.normalised:
-        convolutions = [a.channels] * BOX_CONVOLUTIONS
-        box_head = FastRCNNConvFCHead((a.channels, 7, 7), convolutions, [a.hidden], norm)
-    levels = len(taps) + 1  # torchvision adds a pooled one
-    sizes = tuple((a.smallest * 2**level,) for level in range(levels))
-    names = [str(i) for i in range(len(taps))]
+    a, layers = architecture, BACKBONES[architecture.backbone]
+    channels, hidden, classes = a.fpn_channels, a.representation_size, len(a.classes) + 1
+    names = [str(i) for i in range(len(layers))]
+    norm = partial(nn.GroupNorm, GROUPS) if a.group_norm else None
+    body, return_layers = _backbone(a, weights), dict(zip(layers, names, strict=True))
+    fpn = BackboneWithFPN(body, return_layers, list(layers.values()), channels, norm_layer=norm)
+    box_head: nn.Module = TwoMLPHead(channels * 7 * 7, hidden)
+    if a.group_norm:
+        convolutions = [channels] * BOX_HEAD_CONVOLUTIONS
+        box_head = FastRCNNConvFCHead((channels, 7, 7), convolutions, [hidden], norm)
+    anchor_sizes = tuple((a.anchor_size * 2**i,) for i in range(len(layers) + 1))  # one is pooled
     net = MaskRCNN(
-        backbone,
-        min_size=a.size,
-        max_size=a.longest,
-        rpn_anchor_generator=AnchorGenerator(sizes, (RATIOS,) * levels),
-        rpn_head=RPNHead(a.channels, len(RATIOS)),
-        rpn_pre_nms_top_n_train=a.proposals,
-        rpn_pre_nms_top_n_test=a.proposals,
-        rpn_post_nms_top_n_train=a.proposals,
-        rpn_post_nms_top_n_test=a.proposals,
-        box_roi_pool=MultiScaleRoIAlign(names, 7, a.box_sampling),
+        fpn,
+        min_size=a.min_size,
+        max_size=a.max_size,
+        rpn_anchor_generator=AnchorGenerator(anchor_sizes, (ASPECT_RATIOS,) * len(anchor_sizes)),
+        rpn_head=RPNHead(channels, len(ASPECT_RATIOS)),
+        rpn_pre_nms_top_n_train=a.rpn_top_n,
+        rpn_pre_nms_top_n_test=a.rpn_top_n,
+        rpn_post_nms_top_n_train=a.rpn_top_n,
+        rpn_post_nms_top_n_test=a.rpn_top_n,
+        box_roi_pool=MultiScaleRoIAlign(names, 7, a.box_sampling_ratio),
         box_head=box_head,
-        box_predictor=FastRCNNPredictor(a.hidden, len(a.classes) + 1),
-        box_detections_per_img=a.detections,
-        mask_roi_pool=MultiScaleRoIAlign(names, 14, a.mask_sampling),
-        mask_head=MaskRCNNHeads(a.channels, (a.channels,) * a.mask_layers, 1, norm),
-        mask_predictor=MaskRCNNPredictor(a.channels, a.channels, len(a.classes) + 1),
+        box_predictor=FastRCNNPredictor(hidden, classes),
+        box_detections_per_img=a.detections_per_image,
+        mask_roi_pool=MultiScaleRoIAlign(names, 14, a.mask_sampling_ratio),
+        mask_head=MaskRCNNHeads(channels, (channels,) * a.mask_layers, 1, norm),
+        mask_predictor=MaskRCNNPredictor(channels, channels, classes),
     )
-    for predictor in (net.roi_heads.box_predictor.cls_score, net.roi_heads.box_predictor.bbox_pred):
-        nn.init.normal_(predictor.weight, std=0.01)
-        nn.init.zeros_(predictor.bias)
+    for layer in (net.roi_heads.box_predictor.cls_score, net.roi_heads.box_predictor.bbox_pred):
+        nn.init.normal_(layer.weight, std=0.01)
+        nn.init.zeros_(layer.bias)
     return net
 
 
-def freeze(net: MaskRCNN, parts: int) -> None:
-    """Keep the backbone's first parts from learning: of a ResNet 5 are up to layer1."""
-    for part in list(net.backbone.body.children())[:parts]:
-        part.requires_grad_(False)
+def write_prediction(path: str | Path, net: MaskRCNN, architecture: PredictionArchitecture) -> None:
+    """Write a prediction network as .safetensors, atomically."""
+    write_network(path, net, PREDICTION_KIND, asdict(architecture))
 
 
-def _body(a: PredictionArchitecture, weights: str | Path) -> tuple[nn.Module, dict[str, int]]:
-    """A backbone with fixed batch normalisation, and the layers to tap with their channels."""
-    taps: dict[str, int]
-    if a.backbone == TINY:
-        if str(weights) not in (IMAGENET, SCRATCH):
-            raise InputError(
-                f"backbone weights {weights}: the tiny backbone brings its own, or none"
-            )
-        layers = mobilenet_v2(weights=None).features[: max(MOBILENET_TAPS)]
-        if str(weights) == IMAGENET:  # our boundary detector's encoder, which came from there
-            state = boundary_network().encoder.state_dict()
-            layers.load_state_dict({k: v for k, v in state.items() if k in layers.state_dict()})
-        taps = {str(layer): width for layer, width in list(MOBILENET_TAPS.items())[:3]}
-    else:
-        layers = build_backbone(a.backbone, weights, stride_in_1x1=a.stride_in_1x1)
-        if a.backbone == MOBILENET:
-            taps = {str(layer): width for layer, width in MOBILENET_TAPS.items()}
-        else:
-            taps = {f"layer{i}": width for i, width in enumerate(RESNETS[a.backbone], start=1)}
-    return _fixed(layers), taps
+def read_prediction(path: str | Path) -> tuple[MaskRCNN, PredictionArchitecture]:
+    """Read a file that `write_prediction` wrote; anything else is an `InputError`."""
+    architectures: list[PredictionArchitecture] = []
+
+    def build(fields: dict[str, Any]) -> MaskRCNN:
+        fields["classes"] = tuple(fields["classes"])
+        architectures.append(PredictionArchitecture(**fields))
+        return build_network(architectures[0])
+
+    return read_network(path, PREDICTION_KIND, build, "annocoin train"), architectures[0]
 
 
-def _fixed(module: nn.Module) -> nn.Module:
-    """The same with batch normalisation that keeps statistics and weights, as torchvision's."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm2d):
-            fixed = FrozenBatchNorm2d(child.num_features, child.eps)
-            state = {k: v for k, v in child.state_dict().items() if k != "num_batches_tracked"}
-            fixed.load_state_dict(state)
-            setattr(module, name, fixed)
-        else:
-            _fixed(child)
-    return module
-
-
-def mask_layer(net: MaskRCNN) -> nn.Conv2d:
-    """The last convolution of the mask head, with a channel for every class."""
-    layer: nn.Conv2d = net.roi_heads.mask_predictor.mask_fcn_logits
-    return layer
+def freeze_backbone(net: MaskRCNN, layers: int) -> None:
+    """Exclude the backbone's first layers from training; 5 of a ResNet reach up to layer1."""
+    for layer in list(net.backbone.body.children())[:layers]:
+        layer.requires_grad_(False)
 
 
 @torch.no_grad()
-def share_masks(net: MaskRCNN) -> None:
-    """Give every class the mean of the classes' last mask weights: one mask for all of them."""
-    layer = mask_layer(net)
-    for weights in (layer.weight, layer.bias):
-        assert weights is not None
+def make_masks_class_agnostic(net: MaskRCNN) -> None:
+    """Set the mask predictor's weights of every class to their mean over classes."""
+    for weights in net.roi_heads.mask_predictor.mask_fcn_logits.parameters():
         weights.copy_(weights.mean(dim=0, keepdim=True).expand_as(weights))
 
 
 @dataclass(frozen=True, eq=False)
 class ResizedImage:
-    """An image at the size at which a network sees it.
+    """An image at the input size of a network.
 
     Args:
         pixels: RGB in 0..1, float32 [3, h, w].
-        original: height and width before.
+        original_size: height and width before resizing.
     """
 
     pixels: Tensor
-    original: tuple[int, int]
+    original_size: Size
 
     @property
-    def size(self) -> tuple[int, int]:
+    def size(self) -> Size:
         return int(self.pixels.shape[1]), int(self.pixels.shape[2])
 
     @property
     def scale(self) -> Tensor:
-        """Factors of a box's four coordinates, from the original to here: float32 [4]."""
-        down, across = (new / old for new, old in zip(self.size, self.original, strict=True))
-        return torch.tensor([across, down, across, down])
+        """Factors of a box's coordinates from the original to the resized image: float32 [4]."""
+        (height, width), (old_height, old_width) = self.size, self.original_size
+        return torch.tensor([width / old_width, height / old_height] * 2)
 
     def mirrored(self) -> ResizedImage:
-        """Left and right override."""
-        return ResizedImage(self.pixels.flip(2), self.original)
+        """The image flipped left to right."""
+        return ResizedImage(self.pixels.flip(2), self.original_size)
 
 
-def view(image: npt.NDArray[np.uint8], size: int, longest: int) -> ResizedImage:
-    """An image, uint8 [H, W, 3], with its shorter side `size`, its longer at most `longest`."""
+def resize_shortest_side(
+    image: npt.NDArray[np.uint8], min_size: int, max_size: int
+) -> ResizedImage:
+    """Resize an image [H, W, 3] to a shorter side of `min_size`, a longer of at most `max_size`."""
     height, width = image.shape[:2]
-    scale = min(size / min(height, width), longest / max(height, width))
-    wanted = (max(1, round(height * scale)), max(1, round(width * scale)))
+    scale = min(min_size / min(height, width), max_size / max(height, width))
+    size = (max(1, round(height * scale)), max(1, round(width * scale)))
     pixels = torch.tensor(image).permute(2, 0, 1).float() / 255
-    if wanted != (height, width):
-        # without averaging where it shrinks, as torchvision's own transform does at test time
-        pixels = F.interpolate(pixels[None], wanted, mode="bilinear", align_corners=False)[0]
+    if size != (height, width):
+        # without antialiasing, as torchvision's transform
+        pixels = F.interpolate(pixels[None], size, mode="bilinear", align_corners=False)[0]
     return ResizedImage(pixels, (height, width))
 
 
-def batch_of(views: Sequence[ResizedImage], device: torch.device | str = "cpu") -> ImageList:
-    """Normalised images in one tensor [B, 3, H, W]; smaller ones end in zeros, as torchvision's."""
-    height = max(own.size[0] for own in views)
-    width = max(own.size[1] for own in views)
-    height, width = (-(-side // STRIDE) * STRIDE for side in (height, width))
-    mean, std = torch.tensor(IMAGENET_MEAN).view(3, 1, 1), torch.tensor(IMAGENET_STD).view(3, 1, 1)
-    together = torch.zeros(len(views), 3, height, width)
-    for place, own in zip(together, views, strict=True):
-        place[:, : own.size[0], : own.size[1]] = (own.pixels - mean) / std
-    return ImageList(together.to(device), [own.size for own in views])
+def batch_images(images: Sequence[ResizedImage], device: torch.device | str = "cpu") -> ImageList:
+    """Normalise images and pad them with zeros to one tensor [B, 3, H, W]."""
+    transform = GeneralizedRCNNTransform(1, 1, list(IMAGENET_MEAN), list(IMAGENET_STD))
+    normalised = [transform.normalize(image.pixels) for image in images]
+    batch = transform.batch_images(normalised, SIZE_DIVISOR)
+    return ImageList(batch.to(device), [image.size for image in images])
 
 
-PREDICTION_KIND = "prediction network"
+def _backbone(a: PredictionArchitecture, weights: str | Path) -> nn.Module:
+    """A backbone with frozen batch normalisation."""
+    if a.backbone != TINY:
+        layers = backbones.build_backbone(a.backbone, weights, stride_in_1x1=a.stride_in_1x1)
+    elif str(weights) in (IMAGENET, SCRATCH):
+        layers = mobilenet_v2(weights=None).features
+        if str(weights) == IMAGENET:  # of the boundary detector, which was trained from these
+            layers.load_state_dict(backbones.boundary_network().encoder.state_dict(), strict=False)
+    else:
+        raise InputError(
+            f"backbone weights {weights}; the tiny backbone takes {IMAGENET!r} or {SCRATCH!r}"
+        )
+    _freeze_batch_norm(layers)
+    return layers
 
 
-def write_prediction(
-    path: str | Path,
-    net: MaskRCNN,
-    architecture: PredictionArchitecture,
-    made: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a prediction network as .safetensors, whole or not at all."""
-    write_network(path, net, PREDICTION_KIND, asdict(architecture), made)
-
-
-def read_prediction(path: str | Path) -> tuple[MaskRCNN, PredictionArchitecture]:
-    """Read what `write_prediction` wrote; anything else is an `InputError`."""
-    found: list[PredictionArchitecture] = []
-
-    def build(said: dict[str, Any]) -> MaskRCNN:
-        found.append(PredictionArchitecture(**{**said, "classes": tuple(said["classes"])}))
-        return build_network(found[0])
-
-    return read_network(path, PREDICTION_KIND, build, "annocoin train"), found[0]
+def _freeze_batch_norm(module: nn.Module) -> None:
+    """Replace batch normalisation by torchvision's with fixed statistics and weights."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            frozen = FrozenBatchNorm2d(child.num_features, child.eps)
+            frozen.load_state_dict(child.state_dict())
+            setattr(module, name, frozen)
+        else:
+            _freeze_batch_norm(child)

@@ -1,81 +1,107 @@
-"""Losses of Mask R-CNN with soft targets: K samples for the price of one.
+"""Losses of Mask R-CNN with soft targets: K samples at the cost of one.
 
-Cross entropy is linear in its target, so that its mean over K samples is one cross entropy with
-their mean. Each image counts the same, and what it counts does not depend on others in the batch.
-Masks are averaged over all pairs of a sample and a box that stands for something in it.
+Cross entropy is linear in its target, so that the mean over K samples is one cross entropy with
+the mean target. Every image has the same weight, and its losses do not depend on the other images
+of a batch. Mask losses are means over all pairs of a sample and a box matched in it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.roi_heads import project_masks_on_boxes
 from torchvision.models.detection.rpn import concat_box_prediction_layers
-from torchvision.ops import roi_align
 
 from annocoin.errors import InputError, check_positive
-from annocoin.objective.diversity import class_entropy, mask_entropy
-from annocoin.prediction.networks import mask_layer
+from annocoin.objective.diversity import GAMMA, class_entropy, mask_entropy
 from annocoin.prediction.soft_targets import (
     MatchWeights,
     SoftTargets,
-    match,
+    match_boxes,
     sample_anchors,
     sample_rois,
 )
 
-BETA = 1 / 9
-"""Where the smooth L1 loss of boxes goes from square to linear, torchvision's."""
+SMOOTH_L1_BETA = 1 / 9
+"""Where the loss of boxes changes from quadratic to linear, as in torchvision."""
+
+Features = dict[str, Tensor]
+Losses = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What of an image the losses look at.
+    """Sampling and weights of the losses.
 
     Args:
-        anchors, rois: how many an image, at most.
-        positive_anchors, positive_rois: the most of them with an instance, as a share.
-        entropy: the weight of the entropy, 1 - gamma; 0 leaves it out (PW_p).
-        mask: the weight of the masks' losses beside the others. More than 1 helps true masks; noisy
-            ones then spoil the features of the classes.
-        shared_masks: one mask for all classes; see `share_masks`.
+        anchors_per_image, rois_per_image: maximum number in the losses.
+        positive_anchor_fraction, positive_roi_fraction: maximum fraction of them that is matched
+            to an instance.
+        pointwise: PW_p, without the entropy of the prediction (self diversity).
+        mask_weight: weight of the mask losses. More than 1 helps with true masks; with noisy ones
+            it harms the classification.
+        class_agnostic_masks: predict one mask for all classes, see `make_masks_class_agnostic`.
     """
 
-    anchors: int = 256
-    positive_anchors: float = 0.5
-    rois: int = 512
-    positive_rois: float = 0.25
-    entropy: float = 0.5
-    mask: float = 1.0
-    shared_masks: bool = False
+    anchors_per_image: int = 256
+    positive_anchor_fraction: float = 0.5
+    rois_per_image: int = 512
+    positive_roi_fraction: float = 0.25
+    pointwise: bool = False
+    mask_weight: float = 1.0
+    class_agnostic_masks: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("anchors", "rois"):
-            check_positive(name, getattr(self, name))
-        for name in ("positive_anchors", "positive_rois", "entropy"):
+        check_positive("anchors_per_image", self.anchors_per_image)
+        check_positive("rois_per_image", self.rois_per_image)
+        for name in ("positive_anchor_fraction", "positive_roi_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} {getattr(self, name)}; expected 0 to 1")
-        if self.mask < 0:
-            raise InputError(f"mask {self.mask}; expected 0 or more")
+        if self.mask_weight < 0:
+            raise InputError(f"mask_weight {self.mask_weight}; expected 0 or more")
+
+
+class SampledRoIs(NamedTuple):
+    """The RoIs of one image in the losses.
+
+    Args:
+        boxes: in pixels of the resized image, [N, 4].
+        matches: of the boxes.
+        targets: with boxes in the same pixels; the masks keep their resolution.
+        scale: factors from pixels of the masks to those of the boxes, [4].
+    """
+
+    boxes: Tensor
+    matches: MatchWeights
+    targets: SoftTargets
+    scale: Tensor
 
 
 class SoftLosses(nn.Module):
-    """A Mask R-CNN and what it is trained with: images and soft targets in, losses out.
+    """The losses of a Mask R-CNN for images with soft targets.
 
-    Their sum is DIV(Pr_p, Pr_c) - (1 - gamma) DIV(Pr_p, Pr_p), with the losses of torchvision's
-    region proposals and boxes beside it.
+    Their sum is DIV(Pr_p, Pr_c) - (1 - gamma) DIV(Pr_p, Pr_p), plus torchvision's losses of the
+    region proposal network and of box regression.
     """
 
-    def __init__(self, net: MaskRCNN, options: LossOptions | None = None) -> None:
+    def __init__(
+        self, net: MaskRCNN, options: LossOptions | None = None, gamma: float = GAMMA
+    ) -> None:
         super().__init__()
+        if not 0 <= gamma <= 1:
+            raise InputError(f"gamma {gamma}; expected 0 to 1")
         self.net = net
         self.options = options or LossOptions()
+        self.entropy_weight = 0.0 if self.options.pointwise else 1 - gamma
 
     def forward(
         self,
@@ -83,199 +109,171 @@ class SoftLosses(nn.Module):
         targets: Sequence[SoftTargets],
         scales: Sequence[Tensor],
         generators: Sequence[torch.Generator],
-    ) -> dict[str, Tensor]:
-        """The losses, each a mean over images.
+    ) -> Losses:
+        """Compute the losses, each a mean over images, with torchvision's names.
 
         Args:
-            images: B images as the network sees them.
-            targets: B of them.
-            scales: from a target's coordinates to those of its image, [4] each.
-            generators: of what is random about each image.
+            images: B images, see `batch_images`.
+            targets: B targets.
+            scales: factors from a target's box coordinates to those of its image, B of [4].
+            generators: B generators for sampling anchors and RoIs.
         """
-        places = [own.boxes * scale for own, scale in zip(targets, scales, strict=True)]
         features = self.net.backbone(images.tensors)
-        # RoI pooling of torchvision knows no mixture of precisions
+        # torchvision's RoI pooling does not support mixed precision
         features = {name: level.float() for name, level in features.items()}
-        proposals, losses = self._region_proposals(images, features, targets, places, generators)
-        rois, shares = self._rois(proposals, targets, places, generators)
-        losses |= self._boxes(images, features, targets, places, rois, shares)
-        losses |= self._masks(images, features, targets, scales, rois, shares)
+        targets = [replace(t, boxes=t.boxes * s) for t, s in zip(targets, scales, strict=True)]
+        proposals, losses = self._rpn_losses(images, features, targets, generators)
+        per_image = zip(proposals, targets, scales, generators, strict=True)
+        rois = [self._sample_rois(*each) for each in per_image]
+        losses |= self._box_losses(images, features, rois)
+        losses |= self._mask_losses(images, features, rois)
         return losses
 
-    def _region_proposals(
+    def _rpn_losses(
         self,
         images: ImageList,
-        features: dict[str, Tensor],
+        features: Features,
         targets: Sequence[SoftTargets],
-        places: Sequence[Tensor],
         generators: Sequence[torch.Generator],
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        rpn = self.net.rpn
-        maps, deltas = rpn.head(list(features.values()))
-        anchors = rpn.anchor_generator(images, list(features.values()))
-        per_level = [level[0].numel() for level in maps]
-        scores, deltas = concat_box_prediction_layers(maps, deltas)
-        scores, deltas = scores.float(), deltas.float()
+    ) -> tuple[list[Tensor], Losses]:
+        """The proposals of each image, and the losses of the region proposal network."""
+        rpn, limit = self.net.rpn, self.options.anchors_per_image
+        levels = list(features.values())
+        level_logits, level_deltas = rpn.head(levels)
+        anchors = rpn.anchor_generator(images, levels)
+        logits, deltas = concat_box_prediction_layers(level_logits, level_deltas)
+        logits, deltas = logits.float(), deltas.float()
         with torch.no_grad():
             boxes = rpn.box_coder.decode(deltas.detach(), anchors).view(len(anchors), -1, 4)
-            found, _ = rpn.filter_proposals(boxes, scores, images.image_sizes, per_level)
-        of_score = of_box = scores.sum() * 0
-        count = len(anchors[0])
-        for i, (own, generator) in enumerate(zip(targets, generators, strict=True)):
-            shares = match(
-                anchors[i], places[i], own, foreground=0.7, background=0.3, best_too=True
-            )
-            positive = int(self.options.anchors * self.options.positive_anchors)
-            chosen, drawn = sample_anchors(shares, self.options.anchors, positive, generator)
-            logits = scores[i * count + chosen, 0]
-            each = drawn.instances.sum(dim=1) * F.softplus(-logits)
-            each = each + drawn.background * F.softplus(logits)
-            of_score = of_score + each.sum() / max(1, len(chosen))
-            row, instance = drawn.instances.nonzero(as_tuple=True)
-            anchor = chosen[row]
-            goal = rpn.box_coder.encode_single(places[i][instance], anchors[i][anchor])
-            apart = F.smooth_l1_loss(
-                deltas[i * count + anchor], goal, beta=BETA, reduction="none"
-            ).sum(dim=1)
-            weight = drawn.instances[row, instance]
-            of_box = of_box + (weight * apart).sum() / max(1, len(chosen))
-        images_seen = len(targets)
-        return found, {"rpn score": of_score / images_seen, "rpn box": of_box / images_seen}
+            per_level = [level[0].numel() for level in level_logits]
+            proposals, _ = rpn.filter_proposals(boxes, logits, images.image_sizes, per_level)
+        classification = regression = logits.sum() * 0
+        max_positive = int(limit * self.options.positive_anchor_fraction)
+        for i, (target, generator) in enumerate(zip(targets, generators, strict=True)):
+            matches = match_boxes(anchors[i], target, 0.7, 0.3, allow_low_quality_matches=True)
+            chosen, matches = sample_anchors(matches, limit, max_positive, generator)
+            count = max(1, len(chosen)) * len(targets)
+            rows = i * len(anchors[i]) + chosen
+            scores, foreground = logits[rows, 0], matches.instances.sum(dim=1)
+            losses = foreground * F.softplus(-scores) + matches.background * F.softplus(scores)
+            classification = classification + losses.sum() / count
+            boxes = anchors[i][chosen]
+            losses = _box_regression(deltas[rows, None], boxes, matches, target, rpn.box_coder)
+            regression = regression + losses.sum() / count
+        return proposals, {"loss_objectness": classification, "loss_rpn_box_reg": regression}
 
     @torch.no_grad()
-    def _rois(
-        self,
-        proposals: Sequence[Tensor],
-        targets: Sequence[SoftTargets],
-        places: Sequence[Tensor],
-        generators: Sequence[torch.Generator],
-    ) -> tuple[list[Tensor], list[MatchWeights]]:
-        """The boxes that the heads learn from, and what they stand for."""
-        rois, shares = [], []
-        for found, own, place, generator in zip(
-            proposals, targets, places, generators, strict=True
-        ):
-            boxes = torch.cat([found, place.to(found)])
-            matched = match(boxes, place, own, foreground=0.5, background=0.5)
-            positive = int(self.options.rois * self.options.positive_rois)
-            # more boxes stand for something in some sample than in one: no more than in one are
-            # looked at, or K samples would cost more than one
-            positive = min(positive, math.ceil(float(matched.instances.sum()) - 1e-3))
-            chosen, own_shares = sample_rois(matched, self.options.rois, positive, generator)
-            rois.append(boxes[chosen])
-            shares.append(own_shares)
-        return rois, shares
+    def _sample_rois(
+        self, proposals: Tensor, targets: SoftTargets, scale: Tensor, generator: torch.Generator
+    ) -> SampledRoIs:
+        """Sample an image's RoIs from the proposals and the instances' boxes."""
+        boxes = torch.cat([proposals, targets.boxes.to(proposals)])
+        matches = match_boxes(boxes, targets, 0.5, 0.5)
+        limit = self.options.rois_per_image
+        max_positive = int(limit * self.options.positive_roi_fraction)
+        # not all boxes that are matched in any sample, only as many as in one sample on average:
+        # else K samples would cost more than one
+        max_positive = min(max_positive, math.ceil(float(matches.instances.sum()) - 1e-3))
+        chosen, matches = sample_rois(matches, limit, max_positive, generator)
+        return SampledRoIs(boxes[chosen], matches, targets, scale)
 
-    def _boxes(
-        self,
-        images: ImageList,
-        features: dict[str, Tensor],
-        targets: Sequence[SoftTargets],
-        places: Sequence[Tensor],
-        rois: Sequence[Tensor],
-        shares: Sequence[MatchWeights],
-    ) -> dict[str, Tensor]:
-        heads = self.net.roi_heads
-        pooled = heads.box_roi_pool(features, list(rois), images.image_sizes)
+    def _box_losses(
+        self, images: ImageList, features: Features, rois: Sequence[SampledRoIs]
+    ) -> Losses:
+        heads, counts = self.net.roi_heads, [len(image.boxes) for image in rois]
+        pooled = heads.box_roi_pool(features, [image.boxes for image in rois], images.image_sizes)
         logits, deltas = heads.box_predictor(heads.box_head(pooled))
-        logs = logits.float().log_softmax(dim=1)
-        deltas = deltas.float().view(len(logs), logs.shape[1], 4)
-        weight = torch.cat(
-            [own.new_full((len(own),), 1 / max(1, len(own) * len(rois))) for own in rois]
-        )
-        wanted = torch.zeros_like(logs)
-        of_box = logs.sum() * 0
-        first = 0
-        for own, place, boxes, share in zip(targets, places, rois, shares, strict=True):
-            here = slice(first, first + len(boxes))
-            wanted[here, 0] = share.background
-            wanted[here].index_add_(1, own.labels, share.instances)
-            row, instance = share.instances.nonzero(as_tuple=True)
-            goal = heads.box_coder.encode_single(place[instance], boxes[row])
-            apart = F.smooth_l1_loss(
-                deltas[first + row, own.labels[instance]], goal, beta=BETA, reduction="none"
-            ).sum(dim=1)
-            of_box = of_box + (weight[here][row] * share.instances[row, instance] * apart).sum()
+        all_logs = logits.float().log_softmax(dim=1)
+        all_deltas = deltas.float().view(*logits.shape, 4)
+        classification = regression = entropy = all_logs.sum() * 0
+        for (boxes, matches, targets, _), logs, deltas in zip(
+            rois, all_logs.split(counts), all_deltas.split(counts), strict=True
+        ):
+            count = max(1, len(boxes)) * len(rois)
+            probabilities = torch.zeros_like(logs)
+            probabilities[:, 0] = matches.background
+            probabilities.index_add_(1, targets.labels, matches.instances)
+            classification = classification - (probabilities * logs).sum() / count
+            entropy = entropy + class_entropy(logs).sum() / count
+            box_losses = _box_regression(deltas, boxes, matches, targets, heads.box_coder)
+            regression = regression + box_losses.sum() / count
+        losses = {"loss_classifier": classification, "loss_box_reg": regression}
+        if self.entropy_weight:
+            losses["class_entropy"] = -self.entropy_weight * entropy
+        return losses
+
+    def _mask_losses(
+        self, images: ImageList, features: Features, rois: Sequence[SampledRoIs]
+    ) -> Losses:
+        heads, side = self.net.roi_heads, 2 * int(self.net.roi_heads.mask_roi_pool.output_size[0])
+        all_boxes, pairs, first = [], [], 0
+        for boxes, matches, targets, scale in rois:
+            positive = matches.instances.sum(dim=1) > 0
+            boxes, instances = boxes[positive], matches.instances[positive]
+            row, label, masks, weights = _mask_targets(targets, boxes / scale, instances, side)
+            weights = weights / weights.sum().clamp(min=1e-6) / len(rois)
+            pairs.append((first + row, label, masks, self.options.mask_weight * weights))
+            all_boxes.append(boxes)
             first += len(boxes)
-        losses = {"class": -(weight * (wanted * logs).sum(dim=1)).sum(), "box": of_box}
-        if self.options.entropy:
-            mean = (weight * class_entropy(logs)).sum()
-            losses["class entropy"] = -self.options.entropy * mean
-        return losses
-
-    def _masks(
-        self,
-        images: ImageList,
-        features: dict[str, Tensor],
-        targets: Sequence[SoftTargets],
-        scales: Sequence[Tensor],
-        rois: Sequence[Tensor],
-        shares: Sequence[MatchWeights],
-    ) -> dict[str, Tensor]:
-        kept = [share.instances.sum(dim=1) > 0 for share in shares]
-        boxes = [own[which] for own, which in zip(rois, kept, strict=True)]
-        heads = self.net.roi_heads
-        hidden = heads.mask_head(heads.mask_roi_pool(features, boxes, images.image_sizes))
+        hidden = heads.mask_head(heads.mask_roi_pool(features, all_boxes, images.image_sizes))
         hidden = heads.mask_predictor.relu(heads.mask_predictor.conv5_mask(hidden))
-        rows, labels, goals, weights = [], [], [], []
-        first = 0
-        for own, box, which, share, scale in zip(targets, boxes, kept, shares, scales, strict=True):
-            row, label, goal, weight = _mask_goals(
-                own,
-                box / scale,
-                share.instances[which],
-                int(2 * heads.mask_roi_pool.output_size[0]),
-            )
-            rows.append(first + row)
-            labels.append(label)
-            goals.append(goal)
-            weights.append(weight / weight.sum().clamp(min=1e-6) / len(rois))
-            first += len(box)
-        row, label, goal, weight = map(torch.cat, (rows, labels, goals, weights))
-        logits = _logits(hidden, row, label, mask_layer(self.net), self.options.shared_masks)
-        each = F.binary_cross_entropy_with_logits(logits, goal, reduction="none").mean(dim=(1, 2))
-        losses = {"mask": self.options.mask * (weight * each).sum()}
-        if self.options.entropy:
-            mean = (weight * mask_entropy(logits)).sum()
-            losses["mask entropy"] = -self.options.mask * self.options.entropy * mean
+        row, label, masks, weights = (torch.cat(part) for part in zip(*pairs, strict=True))
+        logits = self._mask_logits(hidden, row, label)
+        pixel_losses = F.binary_cross_entropy_with_logits(logits, masks, reduction="none")
+        losses = {"loss_mask": (weights * pixel_losses.mean(dim=(1, 2))).sum()}
+        if self.entropy_weight:
+            entropy = (weights * mask_entropy(logits)).sum()
+            losses["mask_entropy"] = -self.entropy_weight * entropy
         return losses
 
+    def _mask_logits(self, hidden: Tensor, row: Tensor, label: Tensor) -> Tensor:
+        """Masks of RoIs `row` [N] for classes `label` [N] only: float32 [N, side, side]."""
+        layer = self.net.roi_heads.mask_predictor.mask_fcn_logits
+        if self.options.class_agnostic_masks:
+            weight, bias = layer.weight.mean(dim=0)[:, 0, 0], layer.bias.mean()
+            logits = torch.einsum("mfhw,f->mhw", hidden, weight.to(hidden.dtype)) + bias
+            return logits[row].float()
+        weight = layer.weight[label, :, 0, 0].to(hidden.dtype)
+        logits = torch.einsum("nfhw,nf->nhw", hidden[row], weight)
+        return (logits + layer.bias[label, None, None]).float()
 
-def _mask_goals(
-    targets: SoftTargets, boxes: Tensor, shares: Tensor, side: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The mean mask inside each box for each class that it stands for.
+
+def _box_regression(
+    deltas: Tensor, boxes: Tensor, matches: MatchWeights, targets: SoftTargets, coder: BoxCoder
+) -> Tensor:
+    """Weighted losses of all pairs of a box and an instance that it is matched to: [pairs].
 
     Args:
-        boxes: in the coordinates of the targets, [M, 4].
-        shares: of each box's instances, [M, U].
+        deltas: of each box, for each class or for all of them: [N, C+1 or 1, 4].
+        boxes: [N, 4].
+    """
+    row, instance = matches.instances.nonzero(as_tuple=True)
+    label = targets.labels[instance] if deltas.shape[1] > 1 else 0
+    expected = coder.encode_single(targets.boxes[instance], boxes[row])
+    losses = F.smooth_l1_loss(deltas[row, label], expected, beta=SMOOTH_L1_BETA, reduction="none")
+    return matches.instances[row, instance] * losses.sum(dim=1)
+
+
+def _mask_targets(
+    targets: SoftTargets, boxes: Tensor, weights: Tensor, side: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mean mask inside each box for each class that it is matched to.
+
+    Args:
+        boxes: in pixels of the masks, [M, 4].
+        weights: of each box's instances, [M, U].
 
     Returns:
-        The box [N] and the class [N] of each pair, its mean mask [N, side, side], and the share of
-        samples in which the box stands for that class [N].
+        The box [N] and the class [N] of each pair, its mean mask [N, side, side], and the fraction
+        of samples in which the box is matched to that class [N].
     """
-    row, instance = shares.nonzero(as_tuple=True)
-    share = shares[row, instance]
-    label = targets.labels[instance]
-    pairs, place = torch.unique(torch.stack([row, label]), dim=1, return_inverse=True)
-    crops = roi_align(
-        targets.masks[:, None].float(),
-        torch.cat([instance[:, None].float(), boxes[row]], dim=1),
-        (side, side),
-    )[:, 0]
-    weight = share.new_zeros(pairs.shape[1]).index_add_(0, place, share)
+    row, instance = weights.nonzero(as_tuple=True)
+    weight = weights[row, instance]
+    pairs, pair = torch.unique(
+        torch.stack([row, targets.labels[instance]]), dim=1, return_inverse=True
+    )
+    crops = project_masks_on_boxes(targets.masks, boxes[row], instance, side)
+    pair_weight = weight.new_zeros(pairs.shape[1]).index_add_(0, pair, weight)
     total = crops.new_zeros(pairs.shape[1], side, side)
-    total.index_add_(0, place, share[:, None, None] * crops)
-    return pairs[0], pairs[1], total / weight[:, None, None], weight
-
-
-def _logits(hidden: Tensor, row: Tensor, label: Tensor, layer: nn.Conv2d, shared: bool) -> Tensor:
-    """The mask of each pair's class, float32 [N, side, side], without those of other classes."""
-    assert layer.bias is not None
-    if shared:
-        weight, bias = layer.weight.mean(dim=0), layer.bias.mean()
-        logits = torch.einsum("mfhw,f->mhw", hidden, weight[:, 0, 0].to(hidden.dtype)) + bias
-        return logits[row].float()
-    weight = layer.weight[label, :, 0, 0].to(hidden.dtype)
-    logits = torch.einsum("nfhw,nf->nhw", hidden[row], weight)
-    return (logits + layer.bias[label, None, None]).float()
+    total.index_add_(0, pair, weight[:, None, None] * crops)
+    return pairs[0], pairs[1], total / pair_weight[:, None, None], pair_weight

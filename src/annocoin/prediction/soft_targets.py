@@ -1,8 +1,12 @@
-"""Soft targets: K labellings of an image as one target, whose loss is the mean over all K."""
+"""Soft targets: the K samples of an image as one training target.
+
+Boxes are matched to the instances of every sample, and sampled for training, with weights that are
+means over the samples.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import torch
@@ -12,14 +16,14 @@ from torchvision.ops import box_iou
 
 @dataclass(frozen=True, eq=False)
 class SoftTargets:
-    """The different instances of an image's samples, and which of them each sample has.
+    """The U distinct instances of an image's samples, and the samples that contain them.
 
     Args:
-        boxes: float32 [U, 4] in pixels of the image as the masks have it.
+        boxes: float32 [U, 4], in pixels of the masks unless stated otherwise.
         labels: int64 [U] of 1..C.
         masks: bool [U, H, W].
-        members: which instances each of L different samples has, bool [L, U].
-        weights: the share of the K samples that each of them stands for, float32 [L], sums to 1.
+        members: which instances each of L distinct samples contains, bool [L, U].
+        weights: fraction of the K samples that are equal to each of the L, float32 [L].
     """
 
     boxes: Tensor
@@ -28,154 +32,139 @@ class SoftTargets:
     members: Tensor
     weights: Tensor
 
-    @classmethod
-    def certain(cls, boxes: Tensor, labels: Tensor, masks: Tensor) -> SoftTargets:
-        """One labelling, as in plain training."""
-        return cls(
-            boxes.float(),
-            labels,
-            masks,
-            torch.ones(1, len(labels), dtype=torch.bool),
-            torch.ones(1),
-        )
-
     def __len__(self) -> int:
         return len(self.labels)
 
     def mirrored(self) -> SoftTargets:
-        """Left and right override."""
-        width = self.masks.shape[2]
+        """The targets of the image flipped left to right."""
         boxes = self.boxes.clone()
-        boxes[:, [0, 2]] = width - self.boxes[:, [2, 0]]
+        boxes[:, [0, 2]] = self.masks.shape[2] - self.boxes[:, [2, 0]]
         return replace(self, boxes=boxes, masks=self.masks.flip(2))
 
     def to(self, device: torch.device | str) -> SoftTargets:
-        return SoftTargets(
-            self.boxes.to(device),
-            self.labels.to(device),
-            self.masks.to(device),
-            self.members.to(device),
-            self.weights.to(device),
-        )
+        return SoftTargets(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 class MatchWeights(NamedTuple):
-    """How often, over the samples, a box stands for each instance, or for the background.
+    """How much each of N boxes counts as each instance and as background, as means over samples.
 
     Args:
-        instances: float32 [N, U].
-        background: float32 [N]; what is left to 1 is the share of samples that ignore the box.
+        instances: fraction of samples in which a box is matched to an instance, float32 [N, U].
+        background: fraction in which it is background, float32 [N]; in the rest it is ignored.
     """
 
     instances: Tensor
     background: Tensor
 
 
-def match(
+def match_boxes(
     boxes: Tensor,
-    places: Tensor,
     targets: SoftTargets,
+    fg_iou_thresh: float,
+    bg_iou_thresh: float,
     *,
-    foreground: float,
-    background: float,
-    best_too: bool = False,
+    allow_low_quality_matches: bool = False,
 ) -> MatchWeights:
-    """Match boxes with the instances of each sample, as torchvision does with one labelling.
+    """Match boxes to the instances of each sample, as torchvision does for one labelling.
 
-    In a sample a box stands for the instance that it overlaps most, if by `foreground` or more; for
-    the background if by less than `background`; and for nothing in between.
+    In a sample, a box is matched to the instance of highest IoU if that is at least
+    `fg_iou_thresh`, is background if it is below `bg_iou_thresh`, and is ignored otherwise.
 
     Args:
         boxes: [N, 4].
-        places: the instances' boxes in the same coordinates, [U, 4].
-        best_too: whether the boxes that overlap an instance most stand for something however
-            little that is ("low quality matches").
+        targets: with boxes in the same coordinates.
+        allow_low_quality_matches: also match the boxes that have the highest IoU of all boxes with
+            some instance, below the threshold too.
     """
-    count, instances = len(boxes), len(targets)
-    shares = boxes.new_zeros(count, instances)
-    if not instances:
-        return MatchWeights(shares, boxes.new_ones(count))
-    iou = box_iou(places, boxes)  # [U, N]
-    none = boxes.new_zeros(count)
-    most = iou.amax(dim=1, keepdim=True)
-    reached = (iou == most) & (most > 0)
-    rows = torch.arange(count, device=boxes.device)
+    instances = boxes.new_zeros(len(boxes), len(targets))
+    background = boxes.new_zeros(len(boxes))
+    if not len(targets):
+        return MatchWeights(instances, background + 1)
+    iou = box_iou(targets.boxes, boxes)  # [U, N]
+    highest = iou.amax(dim=1, keepdim=True)
+    is_highest = (iou == highest) & (highest > 0)
+    rows = torch.arange(len(boxes), device=boxes.device)
     for members, weight in zip(targets.members, targets.weights, strict=True):
-        own = members.nonzero()[:, 0]
-        if not len(own):
-            none += weight
+        indices = members.nonzero()[:, 0]
+        if not len(indices):
+            background += weight
             continue
-        best, which = iou[own].max(dim=0)
-        matched = best >= foreground
-        if best_too:
-            matched |= reached[own].any(dim=0)
-        shares.index_put_((rows[matched], own[which[matched]]), weight, accumulate=True)
-        none += weight * ((best < background) & ~matched)
-    return MatchWeights(shares, none)
+        best_iou, best = iou[indices].max(dim=0)
+        matched = best_iou >= fg_iou_thresh
+        if allow_low_quality_matches:
+            matched |= is_highest[indices].any(dim=0)
+        pairs = (rows[matched], indices[best[matched]])
+        instances.index_put_(pairs, weight, accumulate=True)
+        background += weight * ((best_iou < bg_iou_thresh) & ~matched)
+    return MatchWeights(instances, background)
 
 
 def sample_anchors(
-    shares: MatchWeights, most: int, positive: int, generator: torch.Generator
+    matches: MatchWeights, count: int, max_positive: int, generator: torch.Generator
 ) -> tuple[Tensor, MatchWeights]:
-    """Positions of about `most` of N boxes, int64 [n], and their shares times what they count.
+    """Sample about `count` of N boxes: their indices, int64 [n], and their weights.
 
-    In the mean over draws every box counts as often as in the mean over its samples' own draws, if
-    all samples have as many boxes with an instance. Boxes of a single labelling count 1.
+    The weights are scaled by the inverse of the probability of being sampled: if all samples have
+    the same number of matched boxes, the expected weights are the mean over samples of those that
+    torchvision's sampling of each sample would give. A single labelling has weights of 1.
 
     Args:
-        shares: what the N boxes stand for.
-        most: boxes in a sample's draw.
-        positive: those of them with an instance, at most.
-        generator: on the processor, whatever the boxes' device.
+        matches: of all N boxes.
+        max_positive: maximum number of boxes matched to an instance.
+        generator: on the CPU, on whatever device the boxes are.
     """
-    often = shares.instances.sum(dim=1)
-    with_instance, without = float(often.sum()), float(shares.background.sum())
-    wanted = min(float(positive), with_instance)
-    as_instance = wanted / max(with_instance, 1e-6)
-    as_background = min(1.0, (most - wanted) / max(without, 1e-6))
-    chance = (often * (positive / max(with_instance, 1e-6))).clamp(max=1)
-    first = _by_chance(chance, generator)
-    other = ((often == 0) & (shares.background > 0)).nonzero()[:, 0]
-    rest = _some(other, max(0, most - len(first)), generator)
-    chance[rest] = len(rest) / max(1, len(other))
+    positive = matches.instances.sum(dim=1)
+    total_positive, total_negative = float(positive.sum()), float(matches.background.sum())
+    positive_count = min(float(max_positive), total_positive)
+    positive_rate = positive_count / max(total_positive, 1e-6)
+    negative_rate = min(1.0, (count - positive_count) / max(total_negative, 1e-6))
+    probability = (positive * (max_positive / max(total_positive, 1e-6))).clamp(max=1)
+    first = _systematic_sample(probability, generator)
+    negative = _only_background(matches)
+    rest = _random_subset(negative, max(0, count - len(first)), generator)
+    probability[rest] = len(rest) / max(1, len(negative))
     chosen = torch.cat([first, rest])
-    counts = 1 / chance[chosen]
+    scale = 1 / probability[chosen]
     return chosen, MatchWeights(
-        shares.instances[chosen] * (as_instance * counts)[:, None],
-        shares.background[chosen] * (as_background * counts),
+        matches.instances[chosen] * (positive_rate * scale)[:, None],
+        matches.background[chosen] * (negative_rate * scale),
     )
 
 
 def sample_rois(
-    shares: MatchWeights, most: int, positive: int, generator: torch.Generator
+    matches: MatchWeights, count: int, max_positive: int, generator: torch.Generator
 ) -> tuple[Tensor, MatchWeights]:
-    """Positions of at most `most` of N boxes, int64 [n], and their shares as they are.
+    """Sample at most `count` of N boxes: their indices, int64 [n], and their unchanged weights.
 
     Args:
-        shares: what the N boxes stand for.
-        positive: so many stand for an instance in some sample, at most, and come first; fewer leave
-            more room for the rest.
-        generator: on the processor, whatever the boxes' device.
+        matches: of all N boxes.
+        max_positive: maximum number of boxes matched to an instance in some sample, which come
+            first; the rest are background.
+        generator: on the CPU, on whatever device the boxes are.
     """
-    often = shares.instances.sum(dim=1)
-    first = _some((often > 0).nonzero()[:, 0], positive, generator)
-    other = ((often == 0) & (shares.background > 0)).nonzero()[:, 0]
-    chosen = torch.cat([first, _some(other, most - len(first), generator)])
-    return chosen, MatchWeights(shares.instances[chosen], shares.background[chosen])
+    matched = (matches.instances.sum(dim=1) > 0).nonzero()[:, 0]
+    first = _random_subset(matched, max_positive, generator)
+    rest = _random_subset(_only_background(matches), count - len(first), generator)
+    chosen = torch.cat([first, rest])
+    return chosen, MatchWeights(matches.instances[chosen], matches.background[chosen])
 
 
-def _by_chance(chance: Tensor, generator: torch.Generator) -> Tensor:
-    """Positions chosen with these probabilities [N]; their number is the probabilities' sum, or
-    the whole number beside it."""
-    places = ((chance > 0) & (chance < 1)).nonzero()[:, 0]
-    places = _some(places, len(places), generator)
-    own = chance[places].double()
-    ends = own.cumsum(dim=0) + torch.rand((), generator=generator, dtype=torch.float64).item()
-    reached = ends.floor() > (ends - own).floor()
-    return torch.cat([(chance >= 1).nonzero()[:, 0], places[reached]])
+def _only_background(matches: MatchWeights) -> Tensor:
+    """Indices of boxes that are background in some sample and matched in none."""
+    return ((matches.instances.sum(dim=1) == 0) & (matches.background > 0)).nonzero()[:, 0]
 
 
-def _some(places: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """At most so many of these positions, in any order."""
-    order = torch.randperm(len(places), generator=generator)[:most]
-    return places[order.to(places.device)]
+def _systematic_sample(probability: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample indices with these probabilities [N]; their number is the sum, rounded up or down."""
+    uncertain = ((probability > 0) & (probability < 1)).nonzero()[:, 0]
+    uncertain = _random_subset(uncertain, len(uncertain), generator)
+    steps = probability[uncertain].double()
+    ends = steps.cumsum(dim=0) + torch.rand((), generator=generator, dtype=torch.float64).item()
+    chosen = ends.floor() > (ends - steps).floor()
+    return torch.cat([(probability >= 1).nonzero()[:, 0], uncertain[chosen]])
+
+
+def _random_subset(indices: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """At most `count` of the indices, in random order."""
+    order = torch.randperm(len(indices), generator=generator)[:count]
+    return indices[order.to(indices.device)]
