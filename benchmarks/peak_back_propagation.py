@@ -1,11 +1,12 @@
-"""Time peak back-propagation: all peaks of an image at once, and one backward pass a peak.
+"""Time peak back-propagation: all peaks of an image in one batch, and one backward pass per peak.
 
     python benchmarks/peak_back_propagation.py
     python benchmarks/peak_back_propagation.py --backbones resnet50 --size 448 --peaks 16
 
-The peer is the usual way: convolutions with PRM's backward rule in autograd, one backward pass per
-peak through a graph that is kept. It has the published rule; ours is timed with both rules, at once
-and peak by peak. Forward passes are not in the times, but reported. Random weights; one process.
+The baseline is the usual implementation: convolutions with PRM's backward rule in autograd, one
+backward pass per peak through a retained graph, with the published rule. `PeakBackPropagation` is
+timed with both rules, in one batch and peak by peak. Forward passes are reported separately. Random
+weights; one process.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from annocoin.files import write_json
-from annocoin.seeds.back_propagation import PeakBackPropagation, PeakPass
+from annocoin.seeds.back_propagation import ForwardPass, PeakBackPropagation
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture
 
 SIZES = {"tiny": 128, "mobilenet_v2": 320, "resnet50": 320}
+AUTOGRAD = "published, autograd, a backward pass a peak"
 
 
 def main() -> None:
@@ -56,58 +58,57 @@ def measure(name: str, size: int, count: int, repeats: int) -> dict[str, float]:
     net = example(name)
     image = torch.rand(3, size, size, generator=torch.Generator().manual_seed(0))
     results: dict[str, float] = {}
-    passes: dict[str, PeakPass] = {}
-    found: dict[str, Tensor] = {}
-    ways: dict[str, Callable[[], Tensor]] = {}
+    passes: dict[str, ForwardPass] = {}
+    methods: dict[str, Callable[[], Tensor]] = {}
     maps = net(image[None])[0]
     peaks = torch.stack([torch.randint(0, side, (count,)) for side in maps.shape], dim=1)
     for rule in ("conserving", "published"):
-        back = PeakBackPropagation(net, rule)  # type: ignore[arg-type]
+        back_propagation = PeakBackPropagation(net, rule)  # type: ignore[arg-type]
         started = time.perf_counter()
-        passes[rule] = back(image)
+        passes[rule] = back_propagation(image)
         results[f"forward, {rule}, s"] = time.perf_counter() - started
-        ways[f"{rule}, at once"] = lambda rule=rule: passes[rule].responses(peaks)  # type: ignore[misc]
-        ways[f"{rule}, peak by peak"] = lambda rule=rule: torch.cat(  # type: ignore[misc]
+        methods[f"{rule}, at once"] = lambda rule=rule: passes[rule].responses(peaks)  # type: ignore[misc]
+        methods[f"{rule}, peak by peak"] = lambda rule=rule: torch.cat(  # type: ignore[misc]
             [passes[rule].responses(peak[None]) for peak in peaks]
         )
-    ways["published, autograd, a backward pass a peak"] = one_by_one(net, image, peaks)
-    seconds = interleaved(ways, repeats, found)
-    for way, spent in seconds.items():
-        results[f"{way}, ms a peak"] = 1000 * spent / count
-    slow = seconds["published, autograd, a backward pass a peak"]
+    methods[AUTOGRAD] = autograd_responses(net, image, peaks)
+    seconds, responses = interleaved(methods, repeats)
+    for method, spent in seconds.items():
+        results[f"{method}, ms a peak"] = 1000 * spent / count
     for rule in ("conserving", "published"):
-        results[f"{rule}: autograd / at once"] = slow / seconds[f"{rule}, at once"]
-        alone, together = found[f"{rule}, peak by peak"], found[f"{rule}, at once"]
-        results[f"{rule}: peak by peak / at once"] = (
-            seconds[f"{rule}, peak by peak"] / seconds[f"{rule}, at once"]
+        batched, single = f"{rule}, at once", f"{rule}, peak by peak"
+        results[f"{rule}: autograd / at once"] = seconds[AUTOGRAD] / seconds[batched]
+        results[f"{rule}: peak by peak / at once"] = seconds[single] / seconds[batched]
+        results[f"{rule}: difference, share of the greatest"] = difference(
+            responses[batched], responses[single]
         )
-        results[f"{rule}: difference, share of the greatest"] = difference(together, alone)
     results["published: difference from autograd"] = difference(
-        found["published, at once"], found["published, autograd, a backward pass a peak"]
+        responses["published, at once"], responses[AUTOGRAD]
     )
     return results
 
 
 def interleaved(
-    ways: dict[str, Callable[[], Tensor]], repeats: int, found: dict[str, Tensor]
-) -> dict[str, float]:
-    """The median seconds of each way, taken in turn, so that a slow moment hits all of them."""
-    spent: dict[str, list[float]] = {way: [] for way in ways}
+    methods: dict[str, Callable[[], Tensor]], repeats: int
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Median seconds and results of each method, run in turn so that a slow moment hits all."""
+    seconds: dict[str, list[float]] = {method: [] for method in methods}
+    results: dict[str, Tensor] = {}
     for _ in range(repeats + 1):
-        for way, work in ways.items():
+        for method, run in methods.items():
             started = time.perf_counter()
-            found[way] = work()
-            spent[way].append(time.perf_counter() - started)
-    return {way: statistics.median(values[1:]) for way, values in spent.items()}
+            results[method] = run()
+            seconds[method].append(time.perf_counter() - started)
+    return {method: statistics.median(values[1:]) for method, values in seconds.items()}, results
 
 
 def difference(first: Tensor, second: Tensor) -> float:
-    greatest = second.flatten(1).amax(dim=1)[:, None, None]
-    return float(((first - second) / greatest).abs().max())
+    """The largest difference of two responses [N, H, W], relative to their maximum."""
+    return float(((first - second) / second.amax(dim=(1, 2), keepdim=True)).abs().max())
 
 
 def example(name: str) -> Classifier:
-    """A classifier whose activations are as a trained one's: normalised by what came in."""
+    """A classifier with random weights whose batch normalisations have fitting statistics."""
     torch.manual_seed(0)
     net = Classifier(ClassifierArchitecture(tuple("abcdefghij"), name))
     for module in net.modules():
@@ -121,51 +122,55 @@ def example(name: str) -> Classifier:
     return net.eval()
 
 
-class _Before(torch.autograd.Function):
+class _ScaleInput(torch.autograd.Function):
+    """The identity, whose backward pass multiplies by the shifted input."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, above: Tensor) -> Tensor:
-        ctx.save_for_backward(above)
+    def forward(ctx: Any, x: Tensor, shifted: Tensor) -> Tensor:
+        ctx.save_for_backward(shifted)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, mass: Tensor) -> Any:
-        return mass * ctx.saved_tensors[0], None
+    def backward(ctx: Any, relevance: Tensor) -> Any:
+        return relevance * ctx.saved_tensors[0], None
 
 
-class _After(torch.autograd.Function):
+class _NormaliseOutput(torch.autograd.Function):
+    """The identity, whose backward pass divides by the sum of contributions."""
+
     @staticmethod
     def forward(ctx: Any, out: Tensor, total: Tensor) -> Tensor:
         ctx.save_for_backward(total)
         return out.clone()
 
     @staticmethod
-    def backward(ctx: Any, mass: Tensor) -> Any:
+    def backward(ctx: Any, relevance: Tensor) -> Any:
         (total,) = ctx.saved_tensors
-        return torch.where(total > 1e-10, mass / total, 0), None
+        return torch.where(total > 1e-10, relevance / total, 0), None
 
 
 class PeakConvolution(nn.Module):
     """A convolution whose backward pass is PRM's, by autograd."""
 
-    def __init__(self, inner: nn.Conv2d) -> None:
+    def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()
-        self.inner = inner
+        self.convolution = convolution
 
     def forward(self, x: Tensor) -> Tensor:
-        m = self.inner
+        m = self.convolution
         geometry: Any = (m.stride, m.padding, m.dilation, m.groups)
-        above = (x - x.min()).detach()
+        shifted = (x - x.min()).detach()
         positive = m.weight.detach().relu()
-        total = F.conv2d(above, positive, None, *geometry)
+        total = F.conv2d(shifted, positive, None, *geometry)
         with torch.no_grad():
             value = m(x)
-        linear: Tensor = F.conv2d(_Before.apply(x, above), positive, None, *geometry)
-        passed: Tensor = _After.apply(linear, total)
-        return passed + (value - linear).detach()
+        linear: Tensor = F.conv2d(_ScaleInput.apply(x, shifted), positive, None, *geometry)
+        normalised: Tensor = _NormaliseOutput.apply(linear, total)
+        return normalised + (value - linear).detach()
 
 
-def one_by_one(net: nn.Module, image: Tensor, peaks: Tensor) -> Callable[[], Tensor]:
-    """The published rule, a backward pass for each peak: gives [N, H, W] when called."""
+def autograd_responses(net: nn.Module, image: Tensor, peaks: Tensor) -> Callable[[], Tensor]:
+    """A function that runs one backward pass per peak with the published rule: [N, H, W]."""
     net = copy.deepcopy(net)
     for module in list(net.modules()):
         for name, child in list(module.named_children()):
@@ -174,15 +179,15 @@ def one_by_one(net: nn.Module, image: Tensor, peaks: Tensor) -> Callable[[], Ten
     pixels = image[None].clone().requires_grad_()
     maps = net(pixels)
 
-    def back() -> Tensor:
-        found = []
-        for c, row, column in peaks.tolist():
-            (mass,) = torch.autograd.grad(maps[0, c, row, column], pixels, retain_graph=True)
-            mass = mass[0].sum(dim=0).clamp(min=0)
-            found.append(mass / mass.sum())
-        return torch.stack(found)
+    def run() -> Tensor:
+        responses = []
+        for peak in peaks.tolist():
+            (gradient,) = torch.autograd.grad(maps[0][tuple(peak)], pixels, retain_graph=True)
+            relevance = gradient[0].sum(dim=0).clamp(min=0)
+            responses.append(relevance / relevance.sum())
+        return torch.stack(responses)
 
-    return back
+    return run
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small network with every kind of layer."""
+"""A small network with all kinds of layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Small(nn.Module):
-    """Convolutions of all kinds, normalisation, both rectifiers, pooling, a residual addition."""
+    """Convolutions, batch normalisation, ReLU and ReLU6, pooling, and a residual addition."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()

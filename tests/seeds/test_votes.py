@@ -1,8 +1,9 @@
-"""Votes of seeds for regions, by hand and by loops."""
+"""Evidence, votes, soft labels and the region filter, by hand and by loops."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +11,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from annocoin.errors import InputError
 from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.retrieval import retrieve
 from annocoin.seeds.seed_set import Seeds
-from annocoin.seeds.votes import likelihood_inside, response_inside, soft_labels, vote, wholeness
+from annocoin.seeds.votes import (
+    filter_regions,
+    first_nonempty,
+    log_objectness,
+    probability_inside,
+    regions_in_boxes,
+    regions_on_seeds,
+    response_inside,
+    seed_pixels,
+    soft_labels,
+    vote,
+)
 from annocoin.types import Annotation, WeakLabel
 from regions.worlds import World, worlds
-from seeds.test_retrieval import seeds_at, stripes
+from seeds.test_retrieval import TAGS, seeds_at, stripes
 
 
 def random_seeds(world: World, seed: int) -> Seeds:
@@ -36,45 +49,45 @@ def random_seeds(world: World, seed: int) -> Seeds:
 
 
 @given(worlds(), st.integers(0, 1000))
-def test_evidence_pixel_by_pixel(world: World, seed: int) -> None:
+def test_evidence_equals_that_of_pixels(world: World, seed: int) -> None:
     seeds = random_seeds(world, seed)
     inside = response_inside(world.regions, seeds)
-    likely = likelihood_inside(world.regions, seeds)
+    probability = probability_inside(world.regions, seeds)
     for n in range(len(seeds)):
         for u, mask in enumerate(world.masks):
             pixels = torch.from_numpy(mask)
             assert float(inside[n, u]) == pytest.approx(
                 float(seeds.responses[n][pixels].sum()), abs=1e-5
             )
-            assert float(likely[n, u]) == pytest.approx(
+            assert float(probability[n, u]) == pytest.approx(
                 float(seeds.maps[n].sigmoid()[pixels].mean()), abs=1e-5
             )
 
 
 @given(worlds(), st.integers(0, 1000))
-def test_votes_by_loops(world: World, seed: int) -> None:
+def test_votes_equal_those_of_loops(world: World, seed: int) -> None:
     regions, seeds = world.regions, random_seeds(world, seed)
-    found = vote(regions, seeds, sharpness=2.0)
+    votes = vote(regions, seeds, sharpness=2.0)
     height, width = world.ids.shape
 
-    def holds(u: int, n: int) -> bool:
+    def contains(u: int, n: int) -> bool:
         x, y = seeds.points[n].floor().long().tolist()
         return bool(world.masks[u, min(y, height - 1), min(x, width - 1)])
 
-    evidence = response_inside(regions, seeds) + likelihood_inside(regions, seeds)
-    whole = wholeness(regions)
+    evidence = response_inside(regions, seeds) + probability_inside(regions, seeds)
+    objectness = log_objectness(regions)
     for n in range(len(seeds)):
-        own = [u for u in range(len(regions)) if holds(u, n)]
+        around = [u for u in range(len(regions)) if contains(u, n)]
         others = [m for m in range(len(seeds)) if seeds.labels[m] != seeds.labels[n]]
-        alone = [u for u in own if not any(holds(u, m) for m in others)]
-        heard = alone or own or list(range(len(regions)))
-        weights = {u: math.exp(2 * float(whole[u] + evidence[n, u])) for u in heard}
+        pure = [u for u in around if not any(contains(u, m) for m in others)]
+        candidates = pure or around or list(range(len(regions)))
+        weights = {u: math.exp(2 * float(objectness[u] + evidence[n, u])) for u in candidates}
         for u in range(len(regions)):
             expected = weights.get(u, 0) / sum(weights.values())
-            assert float(found[n, u]) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+            assert float(votes[n, u]) == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
-def test_wholeness_wants_a_strong_outline_and_not_the_whole_image() -> None:
+def test_objectness_favours_strong_outlines_but_not_the_whole_image() -> None:
     ids = np.zeros((10, 10), dtype=int)
     ids[2:6, 2:6] = 1
     ids[8:, 8:] = 2
@@ -84,20 +97,20 @@ def test_wholeness_wants_a_strong_outline_and_not_the_whole_image() -> None:
     regions = RegionSet.of(
         ids, [[0, 1, 0], [0, 0, 1], [1, 1, 1]], edges=edges, scores=np.full(3, 0.5)
     )
-    square, corner, everything = wholeness(regions).tolist()
+    square, corner, everything = log_objectness(regions).tolist()
     assert square > corner > everything
 
 
-def test_only_admissible_regions_are_voted_for() -> None:
+def test_only_compatible_regions_get_votes() -> None:
     regions = stripes([[0], [0, 1], [0, 1, 2]], [0.9, 0.5, 0.5])
     seeds = seeds_at([(0.5, 3)], [1], [1.0])
     assert int(vote(regions, seeds).argmax()) == 0
-    found = vote(regions, seeds, torch.tensor([[False, False, True]]))
-    assert found.tolist() == [[0, 0, 1]]
+    assert vote(regions, seeds, torch.tensor([[False, False, True]])).tolist() == [[0, 0, 1]]
+    assert vote(regions, seeds, torch.zeros(1, 3, dtype=torch.bool)).tolist() == [[0, 0, 0]]
 
 
-def test_many_that_agree_outvote_the_most_object_like() -> None:
-    """Three regions around the peak share most of their pixels; the best one of all is a part."""
+def test_regions_that_agree_outvote_the_one_with_the_best_score() -> None:
+    """Three regions around the peak share most of their pixels; a part has the best score."""
     members = [[0], [0, 1, 2], [0, 1, 2], [0, 1, 2, 3]]
     ids = np.repeat([np.arange(12)], 6, axis=0).repeat(2, axis=1)
     regions = RegionSet.of(
@@ -107,33 +120,96 @@ def test_many_that_agree_outvote_the_most_object_like() -> None:
         edges=np.full(ids.shape, 0.5),
     )
     seeds = seeds_at([(0.5, 3)], [1], [1.0], size=(6, 24))
-    said = Annotation((6, 24), (WeakLabel(1),))
-    assert retrieve(regions, seeds, said, "objectness").regions.tolist() == [0]
-    assert retrieve(regions, seeds, said, "votes").regions.tolist() in ([1], [2])
+    annotation = Annotation((6, 24), (WeakLabel(1),))
+    assert retrieve(regions, seeds, annotation, "objectness").regions.tolist() == [0]
+    assert retrieve(regions, seeds, annotation, "votes").regions.tolist() in ([1], [2])
 
 
 @given(worlds(), st.integers(0, 1000))
-def test_soft_labels_are_shares(world: World, seed: int) -> None:
+def test_soft_labels_are_distributions(world: World, seed: int) -> None:
     regions, seeds = world.regions, random_seeds(world, seed)
-    found = soft_labels(regions, seeds, vote(regions, seeds), (1, 2))
-    assert found.shape == (3, regions.membership.shape[1])
-    assert bool((found >= 0).all())
-    torch.testing.assert_close(found.sum(dim=0), torch.ones(found.shape[1]))
+    labels = soft_labels(regions, seeds, vote(regions, seeds), (1, 2))
+    assert labels.shape == (3, regions.membership.shape[1])
+    assert bool((labels >= 0).all())
+    torch.testing.assert_close(labels.sum(dim=0), torch.ones(labels.shape[1]))
 
 
 def test_soft_labels_by_hand() -> None:
     regions = stripes([[0], [0, 1], [3]], [0.5, 0.5, 0.5])
     seeds = seeds_at([(0.5, 3), (7.5, 3)], [1, 2], [1.0, 1.0])
     votes = torch.tensor([[0.25, 0.75, 0.0], [0.0, 0.0, 1.0]])
-    found = soft_labels(regions, seeds, votes, (1, 2, 3))
+    labels = soft_labels(regions, seeds, votes, (1, 2, 3))
     expected = [[0, 0.25, 1, 0], [1, 0.75, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
-    torch.testing.assert_close(found, torch.tensor(expected))
+    torch.testing.assert_close(labels, torch.tensor(expected))
 
 
 def test_no_seeds() -> None:
     regions = stripes([[0], [1]], [0.5, 0.5])
     none = seeds_at([], [], [])
     assert vote(regions, none).shape == (0, 2)
-    found = soft_labels(regions, none, vote(regions, none), (1,))
-    assert found.tolist() == [[1] * 4, [0] * 4]
+    labels = soft_labels(regions, none, vote(regions, none), (1,))
+    assert labels.tolist() == [[1] * 4, [0] * 4]
     assert soft_labels(regions, none, vote(regions, none), ()).tolist() == [[1] * 4]
+
+
+@given(worlds(), st.integers(0, 1000), st.floats(0.05, 1))
+def test_regions_on_seeds_are_those_of_pixels(world: World, seed: int, threshold: float) -> None:
+    height, width = world.ids.shape
+    rng = np.random.default_rng(seed)
+    points = [(rng.uniform(0, width), rng.uniform(0, height)) for _ in range(2)]
+    responses = torch.from_numpy(rng.random((2, height, width)).astype(np.float32))
+    seeds = seeds_at(points, [1, 2], [0.0, 1.0], None, responses, (height, width))
+    pixels = seed_pixels(seeds, threshold)
+    for n, (x, y) in enumerate(points):
+        expected = (responses[n] >= threshold * responses[n].max()).numpy()
+        expected[int(y), int(x)] = True
+        assert (pixels[n].numpy() == expected).mean() > 0.9  # rounding at the threshold
+        assert pixels[n, int(y), int(x)]
+    kept = regions_on_seeds(world.regions, seeds, threshold)
+    on_seed = pixels.any(dim=0).numpy()
+    assert kept.tolist() == [bool((mask & on_seed).any()) for mask in world.masks]
+    # A peak is a pixel of its seed, so that the regions that contain it are kept.
+    assert (kept | ~world.regions.contains(seeds.points).any(dim=1)).all()
+
+
+def test_boxes_keep_matching_regions_and_at_least_the_best() -> None:
+    regions = stripes([[0, 1, 2, 3], [0], [0, 1], [3]], [0.9, 0.8, 0.1, 0.05])
+    annotation = Annotation(
+        (6, 8), (WeakLabel(1, box=(0, 0, 4, 6)), WeakLabel(2, box=(7, 0, 8, 1)))
+    )
+    assert regions_in_boxes(regions, annotation, 0.6).tolist() == [False, False, True, True]
+    assert regions_in_boxes(regions, annotation, 0.5).tolist() == [True, True, True, True]
+    assert not regions_in_boxes(regions, TAGS).any()
+    seeds = seeds_at([(0.5, 3), (7.5, 0.5)], [1, 2], [2.0, 1.0], [0, 1])
+    kept = filter_regions(regions, seeds, annotation, box_overlap=0.6)
+    assert kept.tolist() == [False, False, True, True]
+    mixed = Annotation((6, 8), (WeakLabel(1), WeakLabel(2, box=(7, 0, 8, 1))))
+    kept = filter_regions(regions, seeds, mixed, box_overlap=0.6, top_regions=0)
+    assert kept.tolist() == [True, True, True, True]
+    near = seeds_at([(2.5, 3)], [1], [2.0])
+    kept = filter_regions(regions, near, Annotation((6, 8), (WeakLabel(1),)), top_regions=0)
+    assert kept.tolist() == [True, False, True, False]
+    kept = filter_regions(regions, near, Annotation((6, 8), (WeakLabel(1),)), top_regions=2)
+    assert kept.tolist() == [True, True, True, False]
+
+
+def test_a_crowd_keeps_all_regions_inside_its_box() -> None:
+    regions = stripes([[0, 1, 2, 3], [0, 1, 2], [0], [3]], [0.9, 0.8, 0.1, 0.05])
+    one = WeakLabel(1, box=(0.0, 0.0, 6.0, 6.0))
+    kept = regions_in_boxes(regions, Annotation((6, 8), (one,)), 0.9)
+    assert kept.tolist() == [False, True, False, False]
+    kept = regions_in_boxes(regions, Annotation((6, 8), (replace(one, crowd=True),)), 0.9)
+    assert kept.tolist() == [False, True, True, False]
+
+
+def test_the_first_nonempty_selection() -> None:
+    empty, some = torch.tensor([False, False]), torch.tensor([False, True])
+    assert first_nonempty(empty, some, ~empty) is some
+    assert first_nonempty(~some & some, empty) is empty
+
+
+def test_filter_without_seeds_and_bad_thresholds() -> None:
+    none = seeds_at([], [], [])
+    assert not filter_regions(stripes([[0]], [0.5]), none, Annotation((6, 8))).any()
+    with pytest.raises(InputError, match="response threshold 0; expected above 0"):
+        seed_pixels(none, 0)

@@ -1,18 +1,20 @@
-"""Peak back-propagation: which pixels a peak of a class map comes from.
+"""Peak back-propagation: the pixels that a peak of a class map results from.
 
-A peak's unit of mass goes back through the network, split at every layer by how much each input
-contributed, so that the map that arrives at the image sums to one. The network is traced once; a
-run on an image keeps a rule for each of its steps, and mass then goes back through the rules, all
-peaks of the image at once. Nothing is patched, and no gradient is computed.
+The relevance of a peak, initially 1, is propagated back through the network as in excitation
+backprop and layer-wise relevance propagation: each layer distributes it over its inputs in
+proportion to their contributions. The network is traced once with `torch.fx`. A forward pass
+records one rule per layer; the relevance of all peaks of the image then goes back through these
+rules in one batch. No module is modified and no gradient graph is kept.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -22,42 +24,44 @@ from annocoin.errors import check_choice
 RuleName = Literal["conserving", "published"]
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
-PASSING_FUNCTIONS = (
+PRODUCTS = (operator.mul, operator.imul, torch.mul)
+IDENTITY_FUNCTIONS = (
     *(*ADDITIONS, operator.sub, operator.mul, operator.truediv),
     *(F.relu, F.relu6, torch.relu, F.dropout),
 )
-PASSING_MODULES = (
+IDENTITY_MODULES = (
     *(nn.BatchNorm2d, nn.Identity, nn.Dropout),
     *(nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.GELU),
 )
-"""Rectifiers, normalisations, and arithmetic of a map with constants."""
+"""Layers that leave relevance unchanged: activations, normalisations, arithmetic with constants."""
 
-PRODUCTS = (operator.mul, operator.imul, torch.mul)
+MAX_BATCH_BYTES = 32 << 20
+"""Default bound of a batch's largest tensor; larger tensors are slow to allocate at every layer."""
 
-
-AT_ONCE = 32 << 20
-"""Bytes of a map of many peaks; larger ones are new memory at every layer, which is slow to get."""
+MIN_TOTAL = 1e-10
+"""Relevance is dropped where the contributions sum to less than this."""
 
 
 class PeakBackPropagation:
-    """Go back from peaks of a network's class maps to its input. Made once, for many images.
+    """Propagates peaks of a network's class maps back to its input.
 
     Args:
         net: from images [1, 3, H, W] to class maps [1, C, h, w], in evaluation mode.
-        rule: how mass goes back. "conserving": a convolution splits it by its inputs' positive
-            contributions, with signs as after the batch normalisation that follows; an addition by
-            the positive parts of its terms; normalisations and rectifiers pass it on, and so does
-            a product with a smaller map, a gate, to the larger one. "published":
-            the rule of the published PRM code, which has the first, for the convolution's own
-            weights, and leaves all else to derivatives; the mass then changes on the way.
+        rule: "conserving" or "published". With "conserving", a convolution distributes relevance
+            in proportion to the positive contributions of its inputs, with the signs that the
+            following batch normalisation gives them; an addition in proportion to the positive
+            parts of its terms; activations and normalisations leave it unchanged; a product of two
+            maps passes it to the larger map, the smaller one being a gate. "published" is the rule
+            of the published PRM code: convolutions as above but with their weights' signs, all
+            other layers by their derivatives, which do not conserve relevance.
 
-    `cells` says where the cells of the class maps lie.
+    The attribute `centres` has the centres of the class maps' cells.
 
     Example:
         >>> net = nn.Conv2d(3, 2, 1, bias=False).eval()
         >>> _ = nn.init.ones_(net.weight)
-        >>> passed = PeakBackPropagation(net)(torch.arange(12.0).view(3, 2, 2))
-        >>> passed.responses(torch.tensor([[0, 1, 1]])).tolist()
+        >>> forward_pass = PeakBackPropagation(net)(torch.arange(12.0).view(3, 2, 2))
+        >>> forward_pass.responses(torch.tensor([[0, 1, 1]])).tolist()
         [[[0.0, 0.0], [0.0, 1.0]]]
     """
 
@@ -66,140 +70,139 @@ class PeakBackPropagation:
         if net.training:
             raise ValueError("the network is in training mode; call eval() first")
         self.traced = fx.symbolic_trace(nn.Sequential(net))
-        self.cells = Cells.of(self.traced)
         self.conserving = rule == "conserving"
-        signs = _signs(self.traced) if self.conserving else {}
-        self.positive = {
+        signs = _batch_norm_signs(self.traced) if self.conserving else {}
+        self.convolutions = {
             name: PositiveConvolution(module, signs.get(name))
             for name, module in self.traced.named_modules()
             if isinstance(module, nn.Conv2d)
         }
+        self.centres = CellCentres.of(self.traced)
 
     @torch.no_grad()
-    def __call__(self, image: Tensor) -> PeakPass:
+    def __call__(self, image: Tensor) -> ForwardPass:
         """Run the network on an image [3, H, W]."""
-        run = _Run(self.traced, self.positive, self.conserving)
-        maps = run.run(image[None].contiguous(memory_format=torch.channels_last))
-        return PeakPass(run, maps, tuple(image.shape[1:]))
+        recorder = _Recorder(self.traced, self.convolutions, self.conserving)
+        maps = recorder.run(image[None].contiguous(memory_format=torch.channels_last))
+        return ForwardPass(recorder, maps[0], tuple(image.shape[1:]))
 
 
-class PeakPass:
-    """A network's run on one image, from which peaks can be traced back.
+class ForwardPass:
+    """A network's forward pass on one image, ready for back-propagation of peaks.
 
-    `maps` are its class maps, [C, h, w].
+    Attributes:
+        maps: the class maps, [C, h, w].
     """
 
-    def __init__(self, run: _Run, maps: Tensor, size: tuple[int, ...]) -> None:
-        self._run, self._size = run, size
-        self.maps = maps[0]
+    def __init__(self, recorder: _Recorder, maps: Tensor, size: tuple[int, ...]) -> None:
+        self.maps = maps
+        self._recorder, self._size = recorder, size
 
     @torch.no_grad()
     def responses(self, peaks: Tensor, *, batch: int | None = None) -> Tensor:
         """The peak response maps, each summing to 1: peaks [N, 3] to [N, H, W].
 
-        A peak from which nothing comes back, as from a map of constants, has an even map.
+        A peak whose relevance is lost on the way, as in a constant map, gets a uniform response.
 
         Args:
             peaks: class 0..C-1, row and column of the class map, int64.
-            batch: the most peaks that go back at once; it bounds the memory. Default: as many as
-                keep the largest map in `AT_ONCE` bytes.
+            batch: peaks that are propagated at once, which bounds the memory. Default: as many as
+                keep the largest tensor within `MAX_BATCH_BYTES`.
         """
-        batch = batch or max(1, AT_ONCE // self._run.largest)
-        found = [self._mass(some) for some in peaks.split(batch) if len(some)]
-        mass = torch.cat(found) if found else self.maps.new_zeros(0, *self._size)
-        total = mass.sum(dim=(-2, -1), keepdim=True)
-        even = 1 / (self._size[0] * self._size[1])
-        return torch.where(total > LEAST_TOTAL, mass / total.clamp(min=LEAST_TOTAL), even)
+        batch = batch or max(1, MAX_BATCH_BYTES // self._recorder.largest)
+        parts = [self._relevance(part) for part in peaks.split(batch) if len(part)]
+        relevance = torch.cat([self.maps.new_zeros(0, *self._size), *parts])
+        total = relevance.sum(dim=(-2, -1), keepdim=True)
+        uniform = 1 / (self._size[0] * self._size[1])
+        return torch.where(total > MIN_TOTAL, relevance / total.clamp(min=MIN_TOTAL), uniform)
 
-    def _mass(self, peaks: Tensor) -> Tensor:
-        """Mass at every pixel, summed over the colours: [N, H, W]."""
-        ones = self.maps.new_zeros(len(peaks), *self.maps.shape)
+    def _relevance(self, peaks: Tensor) -> Tensor:
+        """The relevance of every pixel, summed over the colours: [N, H, W]."""
+        one_hot = self.maps.new_zeros(len(peaks), *self.maps.shape)
         classes, rows, columns = peaks.T
-        ones[torch.arange(len(peaks), device=ones.device), classes, rows, columns] = 1
-        back = self._run.back(ones.contiguous(memory_format=torch.channels_last))
+        one_hot[torch.arange(len(peaks), device=one_hot.device), classes, rows, columns] = 1
+        back = self._recorder.back(one_hot.contiguous(memory_format=torch.channels_last))
         return back.sum(dim=1).clamp(min=0)
 
 
-class _Run(fx.Interpreter):
-    """Runs a network and keeps, for every step, which maps it took and how mass goes back."""
+class _Recorder(fx.Interpreter):
+    """Runs a network and records the input maps and the relevance rule of every layer."""
 
     def __init__(
-        self, traced: fx.GraphModule, positive: dict[str, PositiveConvolution], conserving: bool
+        self,
+        traced: fx.GraphModule,
+        convolutions: dict[str, PositiveConvolution],
+        conserving: bool,
     ) -> None:
         super().__init__(traced)
-        self.positive, self.conserving = positive, conserving
-        self.steps: list[tuple[fx.Node, list[fx.Node], Rule]] = []
-        self.of_image: set[fx.Node] = set()
-        self.largest = 1
+        self.convolutions, self.conserving = convolutions, conserving
+        self.layers: list[tuple[fx.Node, list[fx.Node], Rule]] = []
+        self.from_image: set[fx.Node] = set()
+        self.largest = 1  # bytes of the largest map
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one step; what depends on the image gets a rule."""
+        """Run one node of the graph and record its rule if it depends on the image."""
         if n.op == "placeholder":
-            self.of_image.add(n)
-        if n.op not in ("call_module", "call_function", "call_method"):
+            self.from_image.add(n)
+        sources = [source for source in n.all_input_nodes if source in self.from_image]
+        if not sources or n.op == "output":
             return super().run_node(n)
-        sources = [source for source in n.all_input_nodes if source in self.of_image]
-        if not sources:
-            return super().run_node(n)
-        out, rule = self._step(n, tuple(self.env[source] for source in sources), sources)
-        self.of_image.add(n)
+        out, rule = self._run_with_rule(n, sources)
+        self.from_image.add(n)
         self.largest = max(self.largest, out.numel() * out.element_size())
-        self.steps.append((n, sources, rule))
+        self.layers.append((n, sources, rule))
         return out
 
-    def back(self, mass: Tensor) -> Tensor:
-        """From mass on the class maps, [N, C, h, w], to mass on the image, [N, 3, H, W]."""
-        masses = {self.steps[-1][0]: Mass(mass)}
-        for node, sources, rule in reversed(self.steps):
-            if node not in masses:  # a branch that ends nowhere
+    def back(self, relevance: Tensor) -> Tensor:
+        """From relevance on the class maps, [N, C, h, w], to that of the image, [N, 3, H, W]."""
+        pending = {self.layers[-1][0]: Relevance(relevance)}
+        for node, sources, rule in reversed(self.layers):
+            if node not in pending:  # its output is not used
                 continue
-            for source, part in zip(sources, rule(masses.pop(node)), strict=True):
-                if part is None:
-                    continue
-                masses[source] = masses[source] + part if source in masses else part
-        (arrived,) = masses.values()
-        return arrived.whole()
+            for source, part in zip(sources, rule(pending.pop(node)), strict=True):
+                if part is not None:
+                    pending[source] = pending[source] + part if source in pending else part
+        (image_relevance,) = pending.values()
+        return image_relevance.tensor()
 
-    def _step(
-        self, n: fx.Node, maps: tuple[Tensor, ...], sources: list[fx.Node]
-    ) -> tuple[Any, Rule]:
-        if n.op == "call_module" and n.target in self.positive:
-            rule = convolution(maps[0], self.positive[str(n.target)])
-            return super().run_node(n), rule
-        if self.conserving and n.op == "call_function" and n.target in ADDITIONS and len(maps) == 2:
-            rule = addition(*maps)
-            return super().run_node(n), rule
-        if self.conserving and n.op == "call_function" and n.target in PRODUCTS and len(maps) == 2:
-            return super().run_node(n), gated(*maps)
-        if self.conserving and len(maps) == 1 and self._passes(n):
-            return super().run_node(n), passed_on
-        if n.op == "call_module":
-            module = self.fetch_attr(str(n.target))
-            if isinstance(module, nn.BatchNorm2d | nn.ReLU | nn.ReLU6):
-                out = super().run_node(n)
-                return out, scaled(_slope(module, out))
-        return derivative(self._function(n, sources), maps)
+    def _run_with_rule(self, n: fx.Node, sources: list[fx.Node]) -> tuple[Any, Rule]:
+        """The rule is computed first where the layer may change its input in place."""
+        maps = [self.env[source] for source in sources]
+        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        function = n.target if n.op == "call_function" else None
+        if isinstance(module, nn.Conv2d):
+            rule = convolution_rule(maps[0], self.convolutions[str(n.target)])
+        elif self.conserving and len(maps) == 2 and function in ADDITIONS:
+            rule = addition_rule(*maps)
+        elif self.conserving and len(maps) == 2 and function in PRODUCTS:
+            rule = product_rule(*maps)
+        elif (
+            self.conserving
+            and len(maps) == 1
+            and (isinstance(module, IDENTITY_MODULES) or function in IDENTITY_FUNCTIONS)
+        ):
+            rule = identity_rule
+        elif isinstance(module, nn.BatchNorm2d | nn.ReLU | nn.ReLU6):
+            out = super().run_node(n)
+            return out, scaling_rule(_derivative(module, out))
+        else:
+            return gradient_rule(self._as_function(n, sources), maps)
+        return super().run_node(n), rule
 
-    def _passes(self, n: fx.Node) -> bool:
-        if n.op == "call_module":
-            return isinstance(self.fetch_attr(str(n.target)), PASSING_MODULES)
-        return n.op == "call_function" and n.target in PASSING_FUNCTIONS
-
-    def _function(self, n: fx.Node, sources: list[fx.Node]) -> Any:
-        """The step as a function of its maps, which it leaves as they are."""
+    def _as_function(self, n: fx.Node, sources: list[fx.Node]) -> Callable[..., Any]:
+        """The node as a function of its maps that does not change them in place."""
 
         def call(*maps: Tensor) -> Any:
-            values = {s: value.clone() for s, value in zip(sources, maps, strict=True)}
-            known = {node: values.get(node, self.env.get(node)) for node in n.all_input_nodes}
-            args = fx.node.map_arg(n.args, known.__getitem__)
-            kwargs = fx.node.map_arg(n.kwargs, known.__getitem__)
+            env = {**self.env, **{s: m.clone() for s, m in zip(sources, maps, strict=True)}}
+            args = fx.node.map_arg(n.args, env.__getitem__)
+            kwargs = fx.node.map_arg(n.kwargs, env.__getitem__)
             return getattr(self, n.op)(n.target, args, kwargs)
 
         return call
 
 
-def _slope(module: nn.Module, out: Tensor) -> Tensor:
-    """The derivative of a normalisation [1, C, 1, 1], or of a rectifier that gave `out`."""
+def _derivative(module: nn.Module, out: Tensor) -> Tensor:
+    """Of a batch normalisation [1, C, 1, 1], or of the ReLU or ReLU6 that returned `out`."""
     if isinstance(module, nn.BatchNorm2d):
         assert module.running_var is not None
         slope = (module.running_var + module.eps).rsqrt()
@@ -208,60 +211,57 @@ def _slope(module: nn.Module, out: Tensor) -> Tensor:
     return ((out > 0) & (out < (6 if isinstance(module, nn.ReLU6) else torch.inf))).float()
 
 
-def _signs(traced: fx.GraphModule) -> dict[str, Tensor]:
-    """Of each convolution that batch normalisation follows, its factor's sign by channel.
+def _batch_norm_signs(traced: fx.GraphModule) -> dict[str, Tensor]:
+    """Sign of the batch normalisation's factor per channel, by the convolution before it.
 
-    The size of that factor cancels in the shares, its sign does not.
+    The magnitude of the factor cancels in the proportions, its sign does not.
     """
     signs = {}
     for node in traced.graph.nodes:
-        if node.op != "call_module":
-            continue
-        before, module = node.args[0], traced.get_submodule(node.target)
-        if before.op == "call_module" and isinstance(module, nn.BatchNorm2d) and module.affine:
-            signs[str(before.target)] = torch.where(module.weight.detach() < 0, -1.0, 1.0)
+        if node.op == "call_module" and node.args[0].op == "call_module":
+            module = traced.get_submodule(node.target)
+            if isinstance(module, nn.BatchNorm2d) and module.affine:
+                sign = torch.where(module.weight.detach() < 0, -1.0, 1.0)
+                signs[str(node.args[0].target)] = sign
     return signs
 
 
-LEAST_TOTAL = 1e-10
-"""Where all contributions together are below this, nothing goes further back."""
-
-
 @dataclass(frozen=True)
-class Mass:
-    """The mass of N peaks on the maps of one layer, `values * factor`.
+class Relevance:
+    """The relevance of N peaks on the maps of one layer: `values * factor`.
 
-    What all peaks share is multiplied first and once, so that few passes go over the large tensor.
+    Factors that all peaks share are multiplied with each other first: they are N times smaller.
 
     Args:
         values: [N, C, h, w].
-        factor: [1, C, h, w], or what broadcasts to it; None is 1.
+        factor: [1, C, h, w], or a tensor that broadcasts to it; None is 1.
     """
 
     values: Tensor
     factor: Tensor | None = None
 
-    def times(self, factor: Tensor) -> Mass:
-        return Mass(self.values, factor if self.factor is None else self.factor * factor)
+    def scale(self, factor: Tensor) -> Relevance:
+        return Relevance(self.values, factor if self.factor is None else self.factor * factor)
 
-    def whole(self) -> Tensor:
+    def tensor(self) -> Tensor:
         return self.values if self.factor is None else self.values * self.factor
 
-    def __add__(self, other: Mass) -> Mass:
+    def __add__(self, other: Relevance) -> Relevance:
         if other.factor is None:
-            return Mass(self.whole() + other.values)
-        return Mass(torch.addcmul(self.whole(), other.values, other.factor))
+            return Relevance(self.tensor() + other.values)
+        return Relevance(torch.addcmul(self.tensor(), other.values, other.factor))
 
 
-Rule = Callable[[Mass], tuple[Mass | None, ...]]
+Rule = Callable[[Relevance], tuple[Relevance | None, ...]]
+"""From the relevance of a layer's output to that of each of its input maps; None is 0."""
 
 
 class PositiveConvolution:
-    """The positive part of a convolution's weights, to go forth and back through.
+    """A convolution with the positive part of a module's weights, and its transpose.
 
     Args:
         module: the convolution.
-        signs: factors of its output channels, [outputs], if there are any.
+        signs: factors of its output channels [D] before the positive part is taken.
     """
 
     def __init__(self, module: nn.Conv2d, signs: Tensor | None = None) -> None:
@@ -273,143 +273,129 @@ class PositiveConvolution:
         self.weight = weight.clamp(min=0).contiguous(memory_format=torch.channels_last)
         self.module = module
 
-    def total(self, x: Tensor) -> Tensor:
-        """All contributions to each output: [1, C, H, W] to [1, D, h, w]."""
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of all contributions to each output: [1, C, H, W] to [1, D, h, w]."""
         m = self.module
         return F.conv2d(x, self.weight, None, m.stride, m.padding, m.dilation, m.groups)
 
-    def returned(self, mass: Tensor, size: tuple[int, ...]) -> Tensor:
-        """What the outputs' mass [N, D, h, w] brings to each input: [N, C, H, W].
-
-        Args:
-            size: of the inputs, (H, W); several sizes have outputs of h x w.
-        """
+    def transpose(self, x: Tensor, size: Sequence[int]) -> Tensor:
+        """[N, D, h, w] to [N, C, H, W], where size (H, W) is that of the convolution's input."""
         m = self.module
         padding: Any = m.padding
-        sides = zip(size, mass.shape[2:], m.stride, padding, m.dilation, m.kernel_size, strict=True)
+        sides = zip(size, x.shape[2:], m.stride, padding, m.dilation, m.kernel_size, strict=True)
         rest = [n - ((o - 1) * s - 2 * p + d * (k - 1) + 1) for n, o, s, p, d, k in sides]
-        # Faster than `torch.nn.grad.conv2d_input`, nine times so where channels are apart.
+        # Faster than `torch.nn.grad.conv2d_input`, for depthwise convolutions 9 times.
         return F.conv_transpose2d(
-            mass, self.weight, None, m.stride, padding, rest, m.groups, m.dilation
+            x, self.weight, None, m.stride, padding, rest, m.groups, m.dilation
         )
 
 
-def convolution(x: Tensor, positive: PositiveConvolution) -> Rule:
-    """Inputs share an output's mass by (x - min x) times the positive weight between them."""
-    above = x - x.amin()
-    total = positive.total(above)
-    share = torch.where(total > LEAST_TOTAL, 1 / total.clamp(min=LEAST_TOTAL), 0)
-    size = tuple(x.shape[2:])
-    return lambda mass: (Mass(positive.returned(mass.times(share).whole(), size), above),)
+def convolution_rule(x: Tensor, convolution: PositiveConvolution) -> Rule:
+    """In proportion to (x - min x) times the positive weight."""
+    shifted = x - x.amin()
+    total = convolution.forward(shifted)
+    inverse = torch.where(total > MIN_TOTAL, 1 / total.clamp(min=MIN_TOTAL), 0)
+
+    def rule(relevance: Relevance) -> tuple[Relevance]:
+        normalised = relevance.scale(inverse).tensor()
+        return (Relevance(convolution.transpose(normalised, shifted.shape[2:]), shifted),)
+
+    return rule
 
 
-def addition(first: Tensor, second: Tensor) -> Rule:
-    """Terms share the mass by their positive parts; evenly where neither has one."""
+def addition_rule(first: Tensor, second: Tensor) -> Rule:
+    """In proportion to the positive parts of the terms; in halves where neither has one."""
     positive = first.clamp(min=0)
     total = positive + second.clamp(min=0)
-    share = torch.where(total > LEAST_TOTAL, positive / total.clamp(min=LEAST_TOTAL), 0.5)
+    share = torch.where(total > MIN_TOTAL, positive / total.clamp(min=MIN_TOTAL), 0.5)
     rest = 1 - share
-    return lambda mass: (mass.times(share), mass.times(rest))
+    return lambda relevance: (relevance.scale(share), relevance.scale(rest))
 
 
-def gated(first: Tensor, second: Tensor) -> Rule:
-    """The larger of two maps that are multiplied has all the mass; the other opened the gate."""
+def product_rule(first: Tensor, second: Tensor) -> Rule:
+    """All to the larger map; the smaller one is a gate, as in squeeze-and-excitation."""
     if second.numel() > first.numel():
-        return lambda mass: (None, mass)
-    return lambda mass: (mass, None)
+        return lambda relevance: (None, relevance)
+    return lambda relevance: (relevance, None)
 
 
-def passed_on(mass: Mass) -> tuple[Mass]:
-    """The mass as it is: for rectifiers, normalisations, and arithmetic with constants."""
-    return (mass,)
+def identity_rule(relevance: Relevance) -> tuple[Relevance]:
+    """Unchanged: for activations, normalisations, and arithmetic with constants."""
+    return (relevance,)
 
 
-def scaled(factor: Tensor) -> Rule:
-    """The mass times a factor, as the derivative of a rectifier or a normalisation has it."""
-    return lambda mass: (mass.times(factor),)
+def scaling_rule(factor: Tensor) -> Rule:
+    """Times a factor: the derivative of an activation or a normalisation."""
+    return lambda relevance: (relevance.scale(factor),)
 
 
-def derivative(function: Callable[..., Tensor], maps: tuple[Tensor, ...]) -> tuple[Tensor, Rule]:
-    """A layer's own derivative, for layers without a rule; also gives the layer's value.
+def gradient_rule(function: Callable[..., Tensor], maps: Sequence[Tensor]) -> tuple[Tensor, Rule]:
+    """The layer's output, and its derivative as the rule, for layers without another one.
 
-    Max pooling, average pooling and interpolation keep the sum by it.
+    It conserves the sum in max pooling, average pooling and interpolation.
     """
-    out, back = torch.func.vjp(function, *maps)[:2]
-    every: Any = torch.vmap(back)
-
-    def rule(mass: Mass) -> tuple[Mass, ...]:
-        return tuple(Mass(found[:, 0]) for found in every(mass.whole()[:, None]))
-
-    return out, rule
+    out, vjp = torch.func.vjp(function, *maps)[:2]
+    batched: Any = torch.vmap(vjp)
+    return out, lambda r: tuple(Relevance(part[:, 0]) for part in batched(r.tensor()[:, None]))
 
 
 @dataclass(frozen=True)
-class Axis:
-    """Middles of cells along one axis: cell i's is at start + i * step, in pixels of the input."""
+class CellCentres:
+    """Centres of the cells of a feature map: cell i is centred at start + i * step.
 
-    start: float = 0.5
-    step: float = 1.0
-
-    def after(self, kernel: int, stride: int, padding: int, dilation: int = 1) -> Axis:
-        """The same after a convolution or a pooling."""
-        shift = dilation * (kernel - 1) / 2 - padding
-        return Axis(self.start + shift * self.step, self.step * stride)
-
-
-@dataclass(frozen=True)
-class Cells:
-    """Middles of a map's cells, down and across.
+    Args:
+        start, step: in pixels of the network's input, down and across.
 
     Example:
-        >>> Cells.of(fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.MaxPool2d(2))))
-        Cells(down=Axis(start=1.5, step=4.0), across=Axis(start=1.5, step=4.0))
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.MaxPool2d(2))
+        >>> CellCentres.of(fx.symbolic_trace(net))
+        CellCentres(start=(1.5, 1.5), step=(4.0, 4.0))
     """
 
-    down: Axis = Axis()
-    across: Axis = Axis()
+    start: tuple[float, ...] = (0.5, 0.5)
+    step: tuple[float, ...] = (1.0, 1.0)
 
     @classmethod
-    def of(cls, traced: fx.GraphModule) -> Cells:
-        """Of a network's output. Branches that meet are taken to have their cells alike."""
-        known: dict[fx.Node, Cells] = {}
-        last = cls()
+    def of(cls, traced: fx.GraphModule) -> CellCentres:
+        """Of a network's output; branches that meet are assumed to have equal centres."""
+        centres: dict[fx.Node, CellCentres] = {}
         for node in traced.graph.nodes:
-            sources = [known[source] for source in node.all_input_nodes if source in known]
+            sources = [centres[source] for source in node.all_input_nodes if source in centres]
             if node.op == "placeholder":
-                known[node] = cls()
+                centres[node] = cls()
+            elif node.op == "call_module" and sources:
+                centres[node] = sources[0]._after(traced.get_submodule(node.target))
             elif sources:
-                last = known[node] = sources[0]
-                if node.op == "call_module":
-                    last = known[node] = _after(last, traced.get_submodule(node.target))
-        return last
+                centres[node] = sources[0]
+        return centres[node]
 
-    def points(self, cells: tuple[int, int], scale: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """Middles of rows [h] and columns [w], in an image `scale` times as large as the input."""
-        rows = (self.down.start + self.down.step * torch.arange(cells[0])) * scale[0]
-        columns = (self.across.start + self.across.step * torch.arange(cells[1])) * scale[1]
+    def in_image(self, cells: Sequence[int], scale: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Centres of rows [h] and columns [w] in an image `scale` times as large as the input."""
+        rows, columns = (
+            (start + step * torch.arange(count)) * factor
+            for start, step, count, factor in zip(self.start, self.step, cells, scale, strict=True)
+        )
         return rows, columns
 
-    def evenly(self, maps: Tensor, size: tuple[int, int]) -> Tensor:
-        """Maps [C, h, w] of an input of that size, sampled at the middles of h x w equal cells."""
-        places = []
-        for axis, cells, length in zip((self.down, self.across), maps.shape[1:], size, strict=True):
-            middles = (torch.arange(cells, device=maps.device) + 0.5) * length / cells
-            places.append(2 * (middles - axis.start) / axis.step / max(cells - 1, 1) - 1)
-        grid = torch.stack(torch.meshgrid(*places, indexing="ij")[::-1], dim=-1)
+    def resample(self, maps: Tensor, size: Sequence[int]) -> Tensor:
+        """Maps [C, h, w] of an input of this size at the centres of h x w equal cells."""
+        positions = []
+        for start, step, cells, length in zip(
+            self.start, self.step, maps.shape[1:], size, strict=True
+        ):
+            centres = (torch.arange(cells, device=maps.device) + 0.5) * length / cells
+            positions.append(2 * (centres - start) / step / max(cells - 1, 1) - 1)
+        grid = torch.stack(torch.meshgrid(*positions, indexing="ij")[::-1], dim=-1)
         return F.grid_sample(maps[None], grid[None], padding_mode="border", align_corners=True)[0]
 
-
-def _after(cells: Cells, module: nn.Module) -> Cells:
-    if not isinstance(module, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d):
-        return cells
-    kernel, padding = _both(module.kernel_size), _both(module.padding)
-    stride, dilation = _both(module.stride), _both(getattr(module, "dilation", 1))
-    return replace(
-        cells,
-        down=cells.down.after(kernel[0], stride[0], padding[0], dilation[0]),
-        across=cells.across.after(kernel[1], stride[1], padding[1], dilation[1]),
-    )
-
-
-def _both(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    def _after(self, module: nn.Module) -> CellCentres:
+        """The centres after a convolution or a pooling layer; others do not move them."""
+        if not isinstance(module, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d):
+            return self
+        kernel, stride, padding = map(
+            np.asarray, (module.kernel_size, module.stride, module.padding)
+        )
+        step = np.asarray(self.step)
+        shift = np.multiply(getattr(module, "dilation", 1), kernel - 1) / 2 - padding
+        start = self.start + shift * step
+        return CellCentres(tuple(start.tolist()), tuple((stride * step).tolist()))

@@ -1,4 +1,4 @@
-"""First pseudo labels: for every seed the region that its peak speaks for."""
+"""Initial pseudo labels: the region retrieved for every seed."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from annocoin import masks
 from annocoin.errors import InputError, check_choice
 from annocoin.regions.algebra import outlines
 from annocoin.regions.region_set import RegionSet
-from annocoin.regions.superpixel_graph import Elements
+from annocoin.regions.superpixel_graph import BoundaryElements
 from annocoin.seeds.seed_set import Seeds
-from annocoin.seeds.votes import likelihood_inside, response_inside, vote
+from annocoin.seeds.votes import probability_inside, response_inside, vote
 from annocoin.types import Annotation, Instances
 
-By = Literal["votes", "combined", "objectness", "response"]
-WAYS: tuple[By, ...] = get_args(By)
+Method = Literal["votes", "combined", "objectness", "response"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
-INSIDE = 0.8
-CONTOUR = 5
-LOW = 0.1
-PENALTY = 1e-5
-"""PRM's score: how much the mass in the region counts beside that on its contour, the contour's
-width in pixels, which share of the class map's mean is low, and what a pixel there costs."""
+INSIDE_WEIGHT = 0.8
+CONTOUR_WIDTH = 5
+LOW_RATIO = 0.1
+LOW_PENALTY = 1e-5
+"""PRM's score: the weight of the response inside relative to that on the contour; the width of the
+contour in pixels; pixels below this ratio of the class map's mean are low; the penalty of one."""
 
-EVIDENCE = 0.4
-"""How much the response and the class map count beside objectness, in the combined score."""
+EVIDENCE_WEIGHT = 0.4
+"""Of response and class probability relative to objectness, in the combined score."""
 
 
 @dataclass(frozen=True, eq=False)
 class Retrieved:
-    """M regions that stand for seeds.
+    """The regions retrieved for M seeds.
 
     Args:
         regions: positions in the region set, int64 [M].
         seeds: positions in the seeds, int64 [M].
-        scores: how good the region is for the seed, float32 [M].
+        scores: of the region for the seed, float32 [M].
     """
 
     regions: Tensor
@@ -52,7 +52,7 @@ class Retrieved:
         return len(self.regions)
 
     def instances(self, regions: RegionSet, seeds: Seeds) -> Instances:
-        """As instances, ranked by the probability of the class at the peak."""
+        """As instances, scored by the class probability at the peak."""
         return Instances(
             size=regions.size,
             masks=regions[self.regions].rles(),
@@ -65,27 +65,26 @@ def retrieve(
     regions: RegionSet,
     seeds: Seeds,
     annotation: Annotation,
-    by: By = "votes",
+    method: Method = "votes",
     *,
     box_overlap: float = 0.5,
-    overlap: float = 0.3,
+    nms_threshold: float = 0.3,
 ) -> Retrieved:
-    """The best region of every seed, without those of a tag that overlap a better one of its class.
+    """The best region of every seed, after non-maximum suppression among the regions of tags.
 
-    A seed chooses among the regions that its weak_label admits: for a point those that contain it, for a
-    mask the one nearest to it, for a box those whose tight box has an IoU of `box_overlap` with it.
-    If a weak_label admits none, it is the one that comes nearest.
+    Only regions compatible with the seed's weak label are considered: for a point those that
+    contain it; for a box those whose tight box has an IoU of at least `box_overlap` with it; for a
+    mask, or a box without such a region, the one with the highest IoU.
 
     Args:
-        by: "votes", the region that agrees best with all that contain the peak, see `vote`;
-            "combined", an object-like region that contains the peak, much of its response, and
-            little where the class is unlikely; "objectness", the most object-like region that
-            contains the peak (as WISE does); or "response", the region that fits the peak response
-            map best (as PRM does).
-        overlap: a tag's region with a greater IoU than this with another of its class is dropped,
-            unless its class would be left with none.
+        method: "votes", the highest expected IoU under the seed's votes, see `vote`; "combined",
+            objectness, response and class probability; "objectness", the highest region score
+            (as in WISE), both among regions that contain the peak; "response", the best fit to
+            the peak response map (as in PRM).
+        nms_threshold: a tag's region is dropped if its IoU with the region of a better seed of its
+            class is higher.
     """
-    check_choice("by", by, WAYS)
+    check_choice("method", method, METHODS)
     if regions.size != annotation.size:
         raise InputError(
             f"regions of an image {regions.size}, an annotation of {annotation.size}; "
@@ -95,52 +94,64 @@ def retrieve(
     if len(seeds) == 0 or len(regions) == 0:
         empty = torch.zeros(0, dtype=torch.int64)
         return Retrieved(empty, empty, torch.zeros(0))
-    scores = _admitted(SCORES[by](regions, seeds), regions, seeds, annotation, box_overlap)
-    best, chosen = scores.max(dim=1)
-    is_tag = torch.tensor(
-        [annotation[weak_label].kind == "tag" for weak_label in seeds.annotation_index.tolist()]
-    )
-    kept = _suppressed(regions, seeds, chosen, is_tag, overlap)
-    return Retrieved(chosen[kept], kept, best[kept])
+    scores = SCORES[method](regions, seeds)
+    scores = _restrict_to_annotation(scores, regions, seeds, annotation, box_overlap)
+    best_scores, best = scores.max(dim=1)
+    is_tag = [annotation[index].kind == "tag" for index in seeds.annotation_index.tolist()]
+    kept = _suppress(regions[best].iou(), seeds, is_tag, nms_threshold)
+    return Retrieved(best[kept], kept, best_scores[kept])
 
 
-def objectness_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
-    """The score of each region for each seed: its own if it contains the peak, [N, P].
-
-    Where no region contains a peak, those that hold most of its response are next.
-    """
-    return _of_containing(regions, seeds, response_inside(regions, seeds))
+def vote_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
+    """The expected IoU of each region with each seed's object, [N, P]."""
+    return vote(regions, seeds) @ regions.iou()
 
 
 def combined_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
     """Objectness, the share of the response inside, and the mean probability inside: [N, P]."""
-    inside = response_inside(regions, seeds)
-    evidence = inside + likelihood_inside(regions, seeds)
-    return _of_containing(regions, seeds, inside) + EVIDENCE * evidence
+    evidence = response_inside(regions, seeds) + probability_inside(regions, seeds)
+    return objectness_scores(regions, seeds) + EVIDENCE_WEIGHT * evidence
+
+
+def objectness_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
+    """The scores of the regions that contain each peak, [N, P].
+
+    Regions that do not contain it rank below, by the share of its response inside.
+    """
+    contains = regions.contains(seeds.points).T
+    lower = regions.scores.min() - 2 + response_inside(regions, seeds)
+    return torch.where(contains, regions.scores, lower)
 
 
 def response_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
     """PRM's score of each region for each seed, [N, P].
 
-    The mass of the response in the region, that on its contour, and a small price for every pixel
-    where the class map is low.
+    The response inside the region and on its contour, minus a small penalty for every pixel where
+    the class map is low.
     """
-    prices, contours = [], []
+    penalties, contours = [], []
     for seed in seeds:
         values = seed.maps_in_image().clamp(min=0)
-        low = (values < LOW * values.mean()).float()
-        prices.append(PENALTY * regions.pool(low, over="sum")[:, 0])
-        contours.append(contour_mass(regions, seed.responses_in_image()[0]))
+        low = (values < LOW_RATIO * values.mean()).float()
+        penalties.append(LOW_PENALTY * regions.pool(low, over="sum")[:, 0])
+        contours.append(contour_response(regions, seed.responses_in_image()[0]))
     inside = response_inside(regions, seeds)
-    return INSIDE * inside + torch.stack(contours) - torch.stack(prices)
+    return INSIDE_WEIGHT * inside + torch.stack(contours) - torch.stack(penalties)
 
 
-def vote_scores(regions: RegionSet, seeds: Seeds) -> Tensor:
-    """The overlap that each region is expected to have with each seed's object, [N, P]."""
-    return vote(regions, seeds) @ regions.iou()
+def contour_response(regions: RegionSet, response: Tensor) -> Tensor:
+    """A response [H, W] summed over a band of `CONTOUR_WIDTH` along each region's outline: [P].
+
+    Every pixel side of the outline counts the mean of the windows around it, times the width.
+    """
+    elements = BoundaryElements.of(regions.superpixels.numpy())
+    window = (CONTOUR_WIDTH, CONTOUR_WIDTH)
+    blurred = np.asarray(cv2.blur(response.numpy(), window), dtype=np.float32)
+    on_element = torch.from_numpy(elements.line_integral(CONTOUR_WIDTH * blurred)).float()
+    return on_element @ outlines(regions.membership, regions.elements).float()
 
 
-SCORES: dict[By, Callable[[RegionSet, Seeds], Tensor]] = {
+SCORES: dict[Method, Callable[[RegionSet, Seeds], Tensor]] = {
     "votes": vote_scores,
     "combined": combined_scores,
     "objectness": objectness_scores,
@@ -148,62 +159,41 @@ SCORES: dict[By, Callable[[RegionSet, Seeds], Tensor]] = {
 }
 
 
-def contour_mass(regions: RegionSet, values: Tensor) -> Tensor:
-    """The values [H, W] along each region's outline, in a band of 5 pixels: [P].
-
-    The band is laid along the borders of superpixels: a border's mass is that of a 5 x 5 window's
-    mean, times its width, at each pixel side of it.
-    """
-    elements = Elements.of(regions.superpixels.numpy())
-    blurred = np.asarray(cv2.blur(values.numpy(), (CONTOUR, CONTOUR)), dtype=np.float32)
-    on_element = elements.means(CONTOUR * blurred)
-    on_outline = outlines(regions.membership, regions.elements)
-    return torch.from_numpy(on_element).float() @ on_outline.float()
-
-
-def _of_containing(regions: RegionSet, seeds: Seeds, inside: Tensor) -> Tensor:
-    """Regions' own scores where they contain the peak, else below all of them, by `inside`."""
-    contains = regions.contains(seeds.points).T
-    return torch.where(contains, regions.scores, regions.scores.min() - 2 + inside)
-
-
-def _admitted(
+def _restrict_to_annotation(
     scores: Tensor, regions: RegionSet, seeds: Seeds, annotation: Annotation, box_overlap: float
 ) -> Tensor:
-    """Scores [N, P], -inf for regions that a seed's weak_label does not admit.
+    """Scores [N, P], -inf for regions incompatible with the seed's weak label.
 
-    Where it admits none, how near each region comes to it instead.
+    Without a compatible region, the scores are the IoU with the weak label.
     """
     rows = []
-    for row, point, number in zip(
-        scores, seeds.points, seeds.annotation_index.tolist(), strict=True
-    ):
-        weak_label = annotation[number]
+    for seed, row in zip(seeds, scores, strict=True):
+        weak_label = annotation[int(seed.annotation_index)]
         if weak_label.mask is not None:
             mask = torch.from_numpy(masks.decode([weak_label.mask], annotation.size))
             fit, least = regions.iou_with(mask)[:, 0], 1.0
         elif weak_label.box is not None:
             fit, least = regions.box_iou([weak_label.box])[:, 0], box_overlap
-        elif weak_label.point is not None and bool(regions.contains(point[None]).any()):
-            fit, least = regions.contains(point[None])[:, 0].float(), 1.0
+        elif weak_label.point is not None and bool(regions.contains(seed.points).any()):
+            fit, least = regions.contains(seed.points)[:, 0].float(), 1.0
         else:
             rows.append(row)
             continue
-        fits = fit >= least
-        rows.append(torch.where(fits, row, -torch.inf) if fits.any() else fit)
+        compatible = fit >= least
+        rows.append(torch.where(compatible, row, -torch.inf) if compatible.any() else fit)
     return torch.stack(rows)
 
 
-def _suppressed(
-    regions: RegionSet, seeds: Seeds, chosen: Tensor, is_tag: Tensor, overlap: float
-) -> Tensor:
-    """The seeds that are left, int64 [M]: those with a place, then of tags, by falling score."""
-    iou = regions[chosen].iou()
+def _suppress(iou: Tensor, seeds: Seeds, is_tag: list[bool], nms_threshold: float) -> Tensor:
+    """Positions of the seeds left, int64 [M]: those with a location, then tags, by falling score.
+
+    Args:
+        iou: of the seeds' regions, [N, N].
+    """
     order = seeds.scores.argsort(descending=True, stable=True).tolist()
     kept = [i for i in order if not is_tag[i]]
     for i in order:
-        if is_tag[i]:
-            same = [k for k in kept if seeds.labels[k] == seeds.labels[i]]
-            if all(iou[i, k] <= overlap for k in same):
-                kept.append(i)
+        same_class = [k for k in kept if seeds.labels[k] == seeds.labels[i]]
+        if is_tag[i] and all(iou[i, k] <= nms_threshold for k in same_class):
+            kept.append(i)
     return torch.tensor(kept, dtype=torch.int64)

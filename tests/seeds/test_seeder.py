@@ -1,0 +1,159 @@
+"""Peaks selected for every kind of weak label, and their refinement."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annocoin import masks
+from annocoin.errors import InputError
+from annocoin.seeds.seeder import SeedOptions, refine_peaks, select_peaks
+from annocoin.types import Annotation, WeakLabel
+
+SIZE = (40, 60)  # a cell of the 4 x 6 maps is 10 x 10 pixels
+CENTRES = (torch.arange(4) * 10.0 + 5, torch.arange(6) * 10.0 + 5)
+
+
+def maps_with(*peaks: tuple[int, int, int, float]) -> torch.Tensor:
+    maps = torch.full((2, 4, 6), -5.0)
+    for label, row, column, value in peaks:
+        maps[label - 1, row, column] = value
+    return maps
+
+
+def test_a_tag_gets_the_peaks_near_the_best_one() -> None:
+    maps = maps_with((1, 0, 0, 3.0), (1, 2, 4, 2.0), (1, 3, 0, -4.0), (2, 1, 1, -4.5))
+    annotation = Annotation(SIZE, (WeakLabel(1), WeakLabel(2)))
+    selected = select_peaks(maps, CENTRES, annotation, threshold=0.5)
+    assert selected.peaks.tolist() == [[0, 0, 0], [0, 2, 4], [1, 1, 1]]
+    assert selected.points.tolist() == [[5, 5], [45, 25], [15, 15]]
+    assert selected.annotation_index.tolist() == [0, 0, 1]
+    assert len(select_peaks(maps, CENTRES, annotation, threshold=1.0).peaks) == 2
+    assert [0, 3, 0] in select_peaks(maps, CENTRES, annotation, threshold=0.0).peaks.tolist()
+
+
+def test_a_box_gets_the_best_peak_inside() -> None:
+    maps = maps_with((1, 0, 0, 3.0), (1, 2, 4, 2.0))
+    boxes = ((30.0, 10.0, 60.0, 40.0), (0.0, 0.0, 20.0, 20.0))
+    annotation = Annotation(SIZE, tuple(WeakLabel(1, box=box) for box in boxes))
+    selected = select_peaks(maps, CENTRES, annotation, 0.5)
+    assert selected.peaks.tolist() == [[0, 2, 4], [0, 0, 0]]
+    assert selected.annotation_index.tolist() == [0, 1]
+
+
+def test_a_box_without_a_peak_gets_its_best_cell_and_a_tiny_one_its_centre() -> None:
+    maps = maps_with((1, 0, 0, 3.0), (1, 0, 1, 2.5))
+    slope = WeakLabel(1, box=(10.0, 0.0, 40.0, 10.0))  # its best cell is beside a peak outside
+    tiny = WeakLabel(1, box=(31.0, 31.0, 33.0, 33.0))
+    selected = select_peaks(maps, CENTRES, Annotation(SIZE, (slope, tiny)), 0.5)
+    assert selected.peaks.tolist() == [[0, 0, 1], [0, 3, 3]]
+    assert selected.points.tolist() == [[15, 5], [32, 32]]
+
+
+def test_points_and_masks_get_the_cell_at_their_location() -> None:
+    mask = np.zeros((1, *SIZE), dtype=np.uint8)
+    mask[0, 20:31, 40:51] = 1
+    weak_labels = (WeakLabel(2, point=(60.0, 40.0)), WeakLabel(1, mask=masks.encode(mask)[0]))
+    selected = select_peaks(maps_with((1, 0, 0, 3.0)), CENTRES, Annotation(SIZE, weak_labels), 0.5)
+    assert selected.peaks.tolist() == [[1, 3, 5], [0, 2, 4]]
+    assert selected.points[0].tolist() == [60, 40]
+    assert mask[0, int(selected.points[1, 1]), int(selected.points[1, 0])] == 1
+
+
+def test_an_empty_annotation_has_no_peaks() -> None:
+    selected = select_peaks(torch.randn(2, 4, 6), CENTRES, Annotation(SIZE), 0.5)
+    assert selected.peaks.shape == (0, 3)
+    assert selected.points.shape == (0, 2)
+
+
+@st.composite
+def annotations(draw: st.DrawFn) -> Annotation:
+    weak_labels = []
+    for _ in range(draw(st.integers(0, 4))):
+        x0, y0 = draw(st.floats(0, 55)), draw(st.floats(0, 35))
+        kind = draw(st.sampled_from(["tag", "box", "point"]))
+        box = (x0, y0, draw(st.floats(x0 + 0.5, 60)), draw(st.floats(y0 + 0.5, 40)))
+        weak_labels.append(
+            WeakLabel(
+                draw(st.integers(1, 2)),
+                box=box if kind == "box" else None,
+                point=(x0, y0) if kind == "point" else None,
+            )
+        )
+    return Annotation(SIZE, tuple(weak_labels))
+
+
+@given(annotations(), st.integers(0, 1000), st.floats(0, 1), st.sampled_from([0.1, 1, 50]))
+def test_every_weak_label_has_a_peak_of_its_class_at_its_location(
+    annotation: Annotation, seed: int, threshold: float, spread: float
+) -> None:
+    maps = spread * torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(seed))
+    selected = select_peaks(maps, CENTRES, annotation, threshold)
+    indices = selected.annotation_index.tolist()
+    assert set(indices) == set(range(len(annotation)))
+    for (label, _, _), (x, y), index in zip(
+        selected.peaks.tolist(), selected.points.tolist(), indices, strict=True
+    ):
+        weak_label = annotation[index]
+        assert label + 1 == weak_label.label
+        if weak_label.box is not None:
+            assert weak_label.box[0] - 1e-4 <= x <= weak_label.box[2] + 1e-4
+            assert weak_label.box[1] - 1e-4 <= y <= weak_label.box[3] + 1e-4
+            assert indices.count(index) == 1
+        elif weak_label.point is not None:
+            assert (x, y) == pytest.approx(weak_label.point, abs=1e-4)
+
+
+def response(*blobs: tuple[int, int, float]) -> torch.Tensor:
+    """A response of 20 x 30 with blobs at row and column, with a sum each."""
+    values = torch.full((20, 30), 1e-6)
+    for row, column, total in blobs:
+        values[row - 1 : row + 2, column - 1 : column + 2] += total / 9
+    return values / values.sum()
+
+
+def refine(weak_label: WeakLabel, values: torch.Tensor) -> list[float]:
+    """The point (3, 4), refined in an image of twice the response's resolution."""
+    start = torch.tensor([[3.0, 4.0]])
+    annotation = Annotation(SIZE, (weak_label,))
+    return refine_peaks(start, values[None], torch.tensor([0]), annotation)[0].tolist()
+
+
+def test_a_tag_moves_to_where_the_response_is_densest() -> None:
+    values = response((15, 25, 0.6), (5, 10, 0.4))
+    values[2, 2] = 0.08  # the maximum, but isolated
+    assert float(values.max()) == pytest.approx(0.08)
+    assert refine(WeakLabel(1), values) == [51, 31]
+
+
+def test_points_of_a_box_stay_inside() -> None:
+    values = response((15, 25, 0.6), (5, 10, 0.4))
+    assert refine(WeakLabel(1, box=(0, 0, 40, 40)), values) == [21, 11]
+    without_centre = WeakLabel(1, box=(4.1, 4.1, 4.2, 4.2))
+    assert refine(without_centre, values) == [3, 4]
+
+
+def test_annotated_points_and_masks_are_not_moved() -> None:
+    values = response((15, 25, 1.0))
+    mask = np.zeros((1, *SIZE), np.uint8)
+    mask[0, :5, :5] = 1
+    assert refine(WeakLabel(1, point=(3.0, 4.0)), values) == [3, 4]
+    assert refine(WeakLabel(1, mask=masks.encode(mask)[0]), values) == [3, 4]
+
+
+def test_refining_no_points() -> None:
+    empty = refine_peaks(
+        torch.zeros(0, 2), torch.zeros(0, 4, 4), torch.zeros(0), Annotation((8, 8))
+    )
+    assert empty.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"size": 8}, {"threshold": 1.5}, {"rule": "guided"}, {"cell": 0}]
+)
+def test_bad_options(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(wrong))} .*expected"):
+        SeedOptions(**wrong)  # type: ignore[arg-type]
