@@ -1,4 +1,4 @@
-"""Synthetic scenes: the same every time, and always a fair problem."""
+"""Synthetic scenes: deterministic, with visible objects and visible emblems."""
 
 import dataclasses
 
@@ -19,19 +19,18 @@ def _same(first: Scene, second: Scene) -> bool:
 
 
 def _shares(scene: Scene) -> np.ndarray:
-    """Visible emblem over visible object, for every object."""
-    seen = np.bincount(scene.ids.ravel(), minlength=len(scene.labels) + 1)[1:]
-    return np.bincount(scene.parts.ravel(), minlength=len(scene.labels) + 1)[1:] / seen
+    """Visible area of the emblem over that of the object, for every object."""
+    area = np.bincount(scene.ids.ravel(), minlength=len(scene.labels) + 1)[1:]
+    return np.bincount(scene.parts.ravel(), minlength=len(scene.labels) + 1)[1:] / area
 
 
-def test_a_scene_is_the_same_every_time() -> None:
+def test_rendering_is_deterministic() -> None:
     assert _same(render_scene(3, 5), render_scene(3, 5))
 
 
 def test_a_scene_does_not_depend_on_the_scenes_before_it() -> None:
-    alone = render_scene(0, 4)
-    in_a_row = [render_scene(0, index) for index in range(5)]
-    assert _same(in_a_row[4], alone)
+    scene = render_scene(0, 4)
+    assert _same([render_scene(0, index) for index in range(5)][4], scene)
 
 
 @pytest.mark.parametrize("other", [(0, 1), (1, 0)])
@@ -45,7 +44,7 @@ def test_another_seed_or_index_is_another_scene(other: tuple[int, int]) -> None:
     index=st.integers(0, 10**6),
     size=st.tuples(st.integers(48, 200), st.integers(48, 200)),
 )
-def test_every_scene_keeps_its_promises(seed: int, index: int, size: tuple[int, int]) -> None:
+def test_scenes_are_well_formed(seed: int, index: int, size: tuple[int, int]) -> None:
     scene = render_scene(seed, index, size)
     count = len(scene.labels)
 
@@ -61,20 +60,20 @@ def test_every_scene_keeps_its_promises(seed: int, index: int, size: tuple[int, 
     emblem = scene.parts > 0
     assert np.array_equal(scene.parts[emblem], scene.ids[emblem])
 
-    seen = np.bincount(scene.ids.ravel())[1:]
-    assert seen.min() >= 0.004 * scene.ids.size
+    areas = np.bincount(scene.ids.ravel())[1:]
+    assert areas.min() >= 0.004 * scene.ids.size
 
 
 @pytest.mark.parametrize("size", [(128, 128), (375, 500)])
-def test_the_emblem_is_a_small_part_of_a_whole_object(size: tuple[int, int]) -> None:
+def test_the_emblem_is_a_small_part_of_an_unoccluded_object(size: tuple[int, int]) -> None:
     scenes = [render_scene(1, index, size) for index in range(25)]
-    alone = np.concatenate([_shares(scene) for scene in scenes if len(scene.labels) == 1])
-    assert len(alone) >= 3
-    assert alone.min() >= 0.06
-    assert alone.max() <= 0.15
+    shares = np.concatenate([_shares(scene) for scene in scenes if len(scene.labels) == 1])
+    assert len(shares) >= 3
+    assert shares.min() >= 0.06
+    assert shares.max() <= 0.15
 
 
-def test_enough_of_every_object_and_emblem_is_in_sight() -> None:
+def test_enough_of_every_object_and_emblem_is_visible() -> None:
     for seed in range(60):
         placed, ids, parts = place_creatures(np.random.default_rng(seed), (128, 128))
         for number, creature in enumerate(placed, 1):
@@ -84,39 +83,39 @@ def test_enough_of_every_object_and_emblem_is_in_sight() -> None:
             assert 0.06 <= emblem / whole <= 0.15
 
 
-def test_an_occluded_object_keeps_its_emblem_in_sight() -> None:
-    # 60 % of an emblem of at least 6 % on the whole object; at most the emblem and 40 % are left.
+def test_the_emblem_of_an_occluded_object_is_visible() -> None:
+    # At least 60 % of an emblem of 6 % of the object; at most all of one of 15 % on 40 % of it.
     shares = np.concatenate([_shares(render_scene(2, index)) for index in range(60)])
     assert shares.min() >= 0.6 * 0.06
     assert shares.max() <= 0.15 / 0.4
 
 
-def test_sixty_scenes_show_every_class_and_repeat_some() -> None:
+def test_sixty_scenes_have_every_class_and_count_and_repeated_classes() -> None:
     labels = [render_scene(0, index, (64, 64)).labels for index in range(60)]
     assert {label for scene in labels for label in scene} == set(range(1, len(CLASSES) + 1))
     assert {len(scene) for scene in labels} == {1, 2, 3, 4}
     assert any(len(set(scene)) < len(scene) for scene in labels)
 
 
-def test_the_names_are_fixed() -> None:
+def test_class_names() -> None:
     names = ("ringtail", "crossbill", "starfish", "zebra", "checkerspot", "moonfish")
     assert names == CLASSES
 
 
-def test_a_very_long_image_still_shows_an_object() -> None:
+def test_a_very_long_image_has_an_object() -> None:
     assert all(render_scene(0, index, (48, 900)).labels for index in range(10))
 
 
 @pytest.mark.parametrize(
     ("seed", "index", "size", "message"),
     [
-        (0, 0, (47, 128), "at least 48 each, found 47 x 128"),
-        (0, 0, (128, 0), "at least 48 each, found 128 x 0"),
-        (0, -1, (128, 128), "0 or more, found seed 0, index -1"),
-        (-2, 0, (128, 128), "0 or more, found seed -2, index 0"),
+        (0, 0, (47, 128), "an image of 47 x 128; expected sides of 48 or more"),
+        (0, 0, (128, 0), "an image of 128 x 0; expected sides of 48 or more"),
+        (0, -1, (128, 128), "seed 0, index -1; expected 0 or more"),
+        (-2, 0, (128, 128), "seed -2, index 0; expected 0 or more"),
     ],
 )
-def test_bad_input_is_named(seed: int, index: int, size: tuple[int, int], message: str) -> None:
+def test_bad_input_is_one_line(seed: int, index: int, size: tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         render_scene(seed, index, size)
     assert "\n" not in str(caught.value)

@@ -1,1 +1,1 @@
-"""Synthetic scenes: animals that are named by a small part and must be segmented whole."""
+"""Synthetic scenes: animals whose class shows in a small part, to be segmented as a whole."""

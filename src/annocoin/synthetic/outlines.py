@@ -1,6 +1,6 @@
-"""Smooth, non-convex outlines: six body plans with limbs, each drawn differently every time."""
+"""Smooth, non-convex animal outlines: six randomised body plans with limbs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -8,8 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 Points = npt.NDArray[np.float64]
+Rng = np.random.Generator
+Plan = tuple[list[Points], tuple[float, float]]
+"""Polygons [N, 2] of a body, and the centre of its emblem."""
 
-MEASURE = 96  # pixels: the raster on which an outline's area is measured
+AREA_RASTER = 96  # pixels: side of the raster on which an outline's area is measured
 
 
 @dataclass(frozen=True)
@@ -25,19 +28,23 @@ class Outline:
     emblem_radius: float
 
 
-def draw_outline(rng: np.random.Generator, plan: str, part_share: float) -> Outline:
+def draw_outline(rng: Rng, plan: str, part_share: float) -> Outline:
     """Draw an outline of the body plan `plan` whose emblem takes `part_share` of its area."""
-    drawn, anchor = PLANS[plan](rng)
-    polygons, head = _deform(rng, drawn, np.asarray(anchor))
+    polygons, anchor = PLANS[plan](rng)
+    polygons, head = _deform(rng, polygons, np.asarray(anchor))
     radius = np.sqrt(part_share * _area(polygons) / np.pi)
-    # The head grows around the emblem, so the emblem never leaves the body.
+    # A disc around the emblem joins the body, so that the emblem never leaves it.
     polygons = [*polygons, ellipse(head[0], head[1], 1.2 * radius, 1.2 * radius)]
-    return _normalise(polygons, head, radius)
+    points = np.concatenate(polygons)
+    centre = (points.min(0) + points.max(0)) / 2
+    extent = float(np.ptp(points, axis=0).max())
+    normalised = tuple((polygon - centre) / extent for polygon in polygons)
+    return Outline(normalised, (head - centre) / extent, float(radius) / extent)
 
 
-def blob(rng: np.random.Generator, waves: int = 5, wobble: float = 0.16) -> Points:
+def blob(rng: Rng, waves: int = 5, wobble: float = 0.16) -> Points:
     """A limbless Fourier blob [N, 2] with its longer side equal to 1."""
-    angle = _turn(72)
+    angle = _angles(72)
     radius = np.ones_like(angle)
     for wave in range(2, 2 + waves):
         phase = rng.uniform(0, 2 * np.pi)
@@ -49,27 +56,27 @@ def blob(rng: np.random.Generator, waves: int = 5, wobble: float = 0.16) -> Poin
 def ellipse(
     x: float, y: float, a: float, b: float, tilt: float = 0.0, power: float = 2.0
 ) -> Points:
-    """A superellipse [N, 2] with half axes `a`, `b`, turned by `tilt` radians."""
-    angle = _turn(48)
+    """A superellipse [N, 2] with half axes `a`, `b`, rotated by `tilt` radians."""
+    angle = _angles(48)
     cos, sin = np.cos(angle), np.sin(angle)
     u = a * np.sign(cos) * np.abs(cos) ** (2 / power)
     v = b * np.sign(sin) * np.abs(sin) ** (2 / power)
-    turned = [x + np.cos(tilt) * u - np.sin(tilt) * v, y + np.sin(tilt) * u + np.cos(tilt) * v]
-    return np.stack(turned, 1)
+    rotated = [x + np.cos(tilt) * u - np.sin(tilt) * v, y + np.sin(tilt) * u + np.cos(tilt) * v]
+    return np.stack(rotated, 1)
 
 
 def limb(
     start: tuple[float, float],
     end: tuple[float, float],
     width: tuple[float, float],
-    relu: float = 0.0,
+    bend: float = 0.0,
 ) -> Points:
     """A tapered, bent limb [N, 2]: half width `width[0]` at `start`, `width[1]` at `end`."""
     t = np.linspace(0, 1, 16)[:, None]
     first, last = np.asarray(start), np.asarray(end)
     along = last - first
     across = np.array([-along[1], along[0]])
-    spine = first + t * along + relu * 4 * t * (1 - t) * across
+    spine = first + t * along + bend * 4 * t * (1 - t) * across
     normal = np.gradient(spine, axis=0)[:, ::-1] * (-1, 1)
     normal /= np.linalg.norm(normal, axis=1, keepdims=True)
     half = width[0] + (width[1] - width[0]) * t
@@ -77,10 +84,22 @@ def limb(
     return np.concatenate([spine + half * normal, (spine - half * normal)[::-1]])
 
 
-Plan = tuple[list[Points], tuple[float, float]]
+def rotation(angle: float) -> Points:
+    """The rotation matrix [2, 2] of an angle in radians."""
+    return np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
 
 
-def _mammal(rng: np.random.Generator) -> Plan:
+def fill_polygons(
+    raster: npt.NDArray[np.uint8 | np.float32], polygons: Sequence[Points], fine: int, value: float
+) -> None:
+    """Fill polygons [N, 2], in pixels, on a raster with `fine` x `fine` cells per pixel."""
+    for polygon in polygons:
+        # Pixel centres lie on integers; 4 fractional bits keep the vertices exact.
+        points = (polygon + 0.5) * fine - 0.5
+        cv2.fillPoly(raster, [np.rint(points * 16).astype(np.int32)], value, cv2.LINE_8, 4)
+
+
+def _mammal(rng: Rng) -> Plan:
     lift, swing = rng.uniform(0.1, 0.7), rng.uniform(-0.35, 0.35)
     polygons = [
         ellipse(-0.05, 0.0, 0.62, rng.uniform(0.34, 0.44), power=2.3),
@@ -94,7 +113,7 @@ def _mammal(rng: np.random.Generator) -> Plan:
     return polygons, (0.58, 0.24)
 
 
-def _bird(rng: np.random.Generator) -> Plan:
+def _bird(rng: Rng) -> Plan:
     wing = rng.uniform(-0.5, 0.3)
     polygons = [
         ellipse(0.0, 0.0, 0.58, rng.uniform(0.34, 0.42), tilt=0.25),
@@ -106,8 +125,8 @@ def _bird(rng: np.random.Generator) -> Plan:
     return polygons, (0.48, 0.28)
 
 
-def _star(rng: np.random.Generator) -> Plan:
-    angle = _turn(120)
+def _star(rng: Rng) -> Plan:
+    angle = _angles(120)
     arms = rng.choice([4, 5, 5, 6])
     radius = 0.62 + rng.uniform(0.2, 0.3) * np.cos(arms * angle)
     radius += 0.12 * np.cos(angle)  # a leading arm, where the emblem sits
@@ -115,7 +134,7 @@ def _star(rng: np.random.Generator) -> Plan:
     return [points], (0.36, 0.0)
 
 
-def _horse(rng: np.random.Generator) -> Plan:
+def _horse(rng: Rng) -> Plan:
     stride = rng.uniform(-0.2, 0.2)
     polygons = [
         ellipse(-0.1, 0.0, 0.66, rng.uniform(0.27, 0.34), power=2.5),
@@ -128,7 +147,7 @@ def _horse(rng: np.random.Generator) -> Plan:
     return polygons, (0.68, 0.42)
 
 
-def _butterfly(rng: np.random.Generator) -> Plan:
+def _butterfly(rng: Rng) -> Plan:
     spread, sweep = rng.uniform(0.42, 0.56), rng.uniform(-0.15, 0.35)
     polygons = [ellipse(0.0, 0.0, 0.78, 0.2)]
     for side in (-1, 1):
@@ -140,7 +159,7 @@ def _butterfly(rng: np.random.Generator) -> Plan:
     return polygons, (0.46, 0.0)
 
 
-def _fish(rng: np.random.Generator) -> Plan:
+def _fish(rng: Rng) -> Plan:
     fork, sail = rng.uniform(0.3, 0.5), rng.uniform(0.6, 0.85)
     polygons = [
         ellipse(0.12, 0.0, 0.74, rng.uniform(0.36, 0.52), power=1.9),
@@ -152,7 +171,7 @@ def _fish(rng: np.random.Generator) -> Plan:
     return polygons, (0.48, 0.02)
 
 
-PLANS: dict[str, Callable[[np.random.Generator], Plan]] = {
+PLANS: dict[str, Callable[[Rng], Plan]] = {
     "mammal": _mammal,
     "bird": _bird,
     "star": _star,
@@ -162,10 +181,8 @@ PLANS: dict[str, Callable[[np.random.Generator], Plan]] = {
 }
 
 
-def _deform(
-    rng: np.random.Generator, polygons: list[Points], head: Points
-) -> tuple[list[Points], Points]:
-    """Stretch, curl and wave the plane, so that plans blend into one another."""
+def _deform(rng: Rng, polygons: list[Points], head: Points) -> tuple[list[Points], Points]:
+    """Stretch, bend and wave a shape, so that the body plans overlap in appearance."""
     stretch = np.exp(rng.normal(0, 0.12, 2))
     curl = rng.normal(0, 0.14)
     sway = rng.normal(0, 0.05, 2)
@@ -180,23 +197,15 @@ def _deform(
     return [warp(polygon) for polygon in polygons], warp(head[None])[0]
 
 
-def _normalise(polygons: list[Points], head: Points, radius: float) -> Outline:
-    points = np.concatenate(polygons)
-    centre = (points.min(0) + points.max(0)) / 2
-    extent = float(np.ptp(points, axis=0).max())
-    moved = tuple((polygon - centre) / extent for polygon in polygons)
-    return Outline(moved, (head - centre) / extent, float(radius) / extent)
-
-
 def _area(polygons: list[Points]) -> float:
     """Area of the union of polygons."""
     points = np.concatenate(polygons)
-    scale = (MEASURE - 1) / np.ptp(points, axis=0).max()
-    raster = np.zeros((MEASURE, MEASURE), np.uint8)
+    scale = (AREA_RASTER - 1) / np.ptp(points, axis=0).max()
+    raster = np.zeros((AREA_RASTER, AREA_RASTER), np.uint8)
     for polygon in polygons:
         cv2.fillPoly(raster, [np.rint((polygon - points.min(0)) * scale).astype(np.int32)], 1)
     return float(np.count_nonzero(raster)) / scale**2
 
 
-def _turn(steps: int) -> Points:
+def _angles(steps: int) -> Points:
     return np.linspace(0, 2 * np.pi, steps, endpoint=False, dtype=np.float64)
