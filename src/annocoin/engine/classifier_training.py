@@ -26,7 +26,6 @@ from annocoin.progress import track
 from annocoin.seeds.classifier import (
     Classifier,
     ClassifierArchitecture,
-    mean_over_classes,
     peak_scores,
     tag_average_precision,
 )
@@ -119,7 +118,7 @@ def tag_map(net: Classifier, dataset: WeakDataset, problems: Problems | None = N
     """Mean average precision of the classifier's scores for the dataset's tags."""
     few = replace(dataset, images=dataset.images[:MEASURED_IMAGES])
     scores, tags = predict_tags(net, few, problems)
-    return mean_over_classes(tag_average_precision(scores, tags.bool()))
+    return float(tag_average_precision(scores, tags.bool()).nanmean())
 
 
 def tags_of(labels: tuple[int, ...], classes: int) -> Tensor:

@@ -25,30 +25,29 @@ from annocoin.conditional.requirements import (
     requirements_to_arrays,
 )
 from annocoin.conditional.scoring import Candidates, ScoringOptions, seed_prior, seed_votes
-from annocoin.data.artefacts import Arrays, ArtefactFolder, has_version, read_arrays, write_arrays
+from annocoin.data.artefacts import ArrayFormat, Arrays, ArtefactFolder
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.config import ConditionalConfig
 from annocoin.engine.image_stages import Execution, run_image_stage
 from annocoin.errors import InputError, Problems
+from annocoin.regions import storage
 from annocoin.regions.region_set import RegionSet
-from annocoin.regions.storage import (
-    REGION_FIELDS,
-    RegionFolder,
-    regions_from_arrays,
-    regions_to_arrays,
-)
+from annocoin.regions.storage import RegionFolder, regions_from_arrays, regions_to_arrays
 from annocoin.seeds.seed_set import SeedFolder, Seeds
 from annocoin.seeds.votes import filter_regions, seed_pixels, soft_labels
 from annocoin.types import ImageId
 
-VERSION = 1
-FIELDS = {
-    **REGION_FIELDS,
-    **REQUIREMENT_FIELDS,
-    "seed_prior": ((None, None), ("float32",)),
-    "targets": ((None, None), ("float32", "uint8")),
-}
-"""Targets are soft labels of superpixels, or class numbers of pixels in bits."""
+FORMAT = ArrayFormat(
+    "prepared images",
+    "annocoin train",
+    version=1,
+    fields={
+        **storage.FORMAT.fields,
+        **REQUIREMENT_FIELDS,
+        "seed_prior": ((None, None), ("float32",)),
+        "targets": ((None, None), ("float32", "uint8")),  # of superpixels; of pixels, as bits
+    },
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,9 +120,7 @@ class PreparedFolder(ArtefactFolder[PreparedImage]):
     command = "`annocoin train`"
 
     def read(self, path: Path) -> PreparedImage:
-        return read_arrays(
-            path, VERSION, FIELDS, _decode, what="prepared images", made="annocoin train"
-        )
+        return FORMAT.read(path, _decode)
 
 
 class ConditionalDataset(Sequence[ConditionalExample]):
@@ -196,9 +193,10 @@ def prepare_images(
         preparation_options(config),
         items,
         partial(_Preparer, config, regions, seeds),
-        lambda path, _: has_version(path, VERSION),
+        lambda path, _: FORMAT.is_current(path),
         "examples",
         execution,
+        serial_below=64,
     )
 
 
@@ -283,7 +281,7 @@ def write_prepared(path: Path, prepared: PreparedImage) -> None:
         "seed_prior": prepared.seed_prior.numpy(),
         "targets": targets,
     }
-    write_arrays(path, VERSION, content)
+    FORMAT.write(path, content)
 
 
 def _decode(arrays: Arrays) -> PreparedImage:

@@ -38,7 +38,7 @@ def train_from_seeds(
 
     Cross entropy of the pixels' scores, over the background and the annotated classes. Averaged
     over a region, such scores are log odds of object against background. Afterwards the weights
-    of the noise are drawn, see `redraw_noise`.
+    of the noise are drawn, see `init_noise_weights`.
     """
     training = config.training
     examples = _ConditionalExamples(dataset, mirror=(seed, FROM_SEEDS))
@@ -128,7 +128,7 @@ def direct_step(
 
 
 def margin_figures(unary: Tensor, scores: Tensor) -> Figures:
-    """Standard deviation of the margins of F over the background, and their correlation with G's."""
+    """Standard deviation of the margins of F, and their correlation with those of G."""
     before, after = (values[..., 1:] - values[..., :1] for values in (unary, scores))
     if before.numel() < 2:
         return {"unary_std": 0.0, "unary_correlation": 1.0}
@@ -287,4 +287,4 @@ def _redraw_noise(
     few = epoch_order(0, len(dataset), seed, "redraw noise")[: training.batch_size]
     features = batch_features(net, [dataset[index].pixels for index in few])
     pixels = torch.cat([maps.flatten(1) for maps in features], dim=1)[None, :, :, None]
-    net.redraw_noise(pixels, training.noise_strength, generator_at(seed, "redraw noise"))
+    net.init_noise_weights(pixels, training.noise_strength, generator_at(seed, "redraw noise"))

@@ -86,12 +86,12 @@ class ConditionalTraining:
             positive ones, as in the paper, away from one with a higher loss.
         diversity_weight: factor of the task loss between two samples.
         restrict_to_annotation: restrict the loss tables to the annotated classes, see
-            `annotation_loss_table`; False is the paper's table.
+            `restricted_loss_table`; False is the paper's table.
         pointwise: PW_c, a single sample without noise and self diversity.
         foreground_bias: added after the initial training to the margin of every pixel over the
             background: votes go to object parts too, so object pixels get less than half of them.
         noise_strength: standard deviation of the noise after the initial training, relative to
-            that of the features, see `redraw_noise`; with 0 its weights are learned instead.
+            that of the features, see `init_noise_weights`; with 0 its weights are learned instead.
     """
 
     targets: Targets = "votes"
@@ -190,9 +190,7 @@ class PredictionTraining:
             least=("weight_decay", "frozen_layers"),
         )
         if not 0.25 <= self.scale_range[0] <= self.scale_range[1] <= 4:
-            raise InputError(
-                f"scale_range {self.scale_range}; expected two rising factors, .25 to 4"
-            )
+            raise InputError(f"scale_range {self.scale_range}; expected rising factors, .25 to 4")
 
 
 @dataclass(frozen=True)
@@ -249,21 +247,16 @@ class Config:
     def _check_backbones(self) -> None:
         """Raise if a network starts from a classifier with another backbone."""
         expected = (self.classifier.backbone, self.classifier.stride_in_1x1)
-        conditional, prediction = self.conditional, self.prediction
-        networks = {
-            "conditional": (conditional.weights, conditional.encoder, conditional.architecture),
-            "prediction": (
-                prediction.weights,
-                prediction.architecture.backbone,
-                prediction.architecture,
-            ),
+        conditional, prediction = self.conditional, self.prediction.architecture
+        backbones = {
+            "conditional": (conditional.encoder, conditional.architecture.stride_in_1x1),
+            "prediction": (prediction.backbone, prediction.stride_in_1x1),
         }
-        for name, (weights, backbone, architecture) in networks.items():
-            actual = (backbone, architecture.stride_in_1x1)
-            if weights == FROM_CLASSIFIER and actual != expected:
+        for name, backbone in backbones.items():
+            if getattr(self, name).weights == FROM_CLASSIFIER and backbone != expected:
                 raise InputError(
                     f"{name}.weights {FROM_CLASSIFIER}: the classifier is a {_title(*expected)}, "
-                    f"the {name} network's backbone a {_title(*actual)}; expected the same, or "
+                    f"the {name} network's backbone a {_title(*backbone)}; expected the same, or "
                     f"--set {name}.weights=imagenet"
                 )
 
@@ -321,12 +314,11 @@ def _check_range(
     """Raise unless fields are above 0, at least 0, or from 0 to 1."""
     for name in (*above, *least, *fraction):
         value = getattr(options, name)
-        if not (value > 0 if name in above else value >= 0):
-            raise InputError(
-                f"{name} {value}; expected {'above 0' if name in above else 'at least 0'}"
+        if value < 0 or (value == 0 and name in above) or (value > 1 and name in fraction):
+            expected = (
+                "0 to 1" if name in fraction else "above 0" if name in above else "at least 0"
             )
-        if name in fraction and value > 1:
-            raise InputError(f"{name} {value}; expected 0 to 1")
+            raise InputError(f"{name} {value}; expected {expected}")
 
 
 def _title(backbone: str | None, stride_in_1x1: bool) -> str:

@@ -141,6 +141,7 @@ def make_regions(
         lambda path, _: regions_are_current(path),
         "regions",
         execution,
+        serial_below=8,
     )
 
 
@@ -208,6 +209,7 @@ def make_seeds(
         lambda path, image: seeds_are_current(path, image.annotation),
         "seeds",
         execution,
+        serial_below=8,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from annocoin import masks as rle
 from annocoin.conditional.networks import ConditionalNetwork, read_conditional
 from annocoin.conditional.samples import Samples
 from annocoin.conditional.scoring import draw_samples
+from annocoin.data.artefacts import ArrayFormat
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.conditional_dataset import (
     ConditionalDataset,
@@ -24,10 +25,11 @@ from annocoin.engine.conditional_dataset import (
 from annocoin.engine.config import ConditionalConfig
 from annocoin.engine.image_stages import Execution, ImageWorker, run_image_stage
 from annocoin.engine.pseudo_labels import (
+    LABELS,
+    TABLES,
     PseudoLabelFolder,
     PseudoLabels,
     TableFolder,
-    is_current,
     write_pseudo_labels,
     write_table,
 )
@@ -63,7 +65,7 @@ def draw_labels(
     """
     examples = ConditionalDataset(dataset, prepared, size=config.architecture.size, tables=tables)
     start = partial(_Sampler, examples, network, config, seed, execution.device)
-    return _run(PseudoLabelFolder, examples, start, out, "samples", execution)
+    return _run(PseudoLabelFolder, LABELS, examples, start, out, "samples", execution)
 
 
 def make_loss_tables(
@@ -81,7 +83,7 @@ def make_loss_tables(
     """
     examples = ConditionalDataset(dataset, prepared, size=config.architecture.size)
     start = partial(_RegionScorer, examples, network, config, execution.device)
-    return _run(TableFolder, examples, start, out, "loss tables", execution)
+    return _run(TableFolder, TABLES, examples, start, out, "loss tables", execution)
 
 
 def retrieve_labels(
@@ -99,7 +101,7 @@ def retrieve_labels(
         {},
         [(image.image_id, regions.name(image.image_id), image) for image in images],
         partial(_Retriever, regions, seeds),
-        lambda path, _: is_current(path),
+        lambda path, _: LABELS.is_current(path),
         "retrieved labels",
         execution,
         serial_below=SERIAL_BELOW,
@@ -128,8 +130,9 @@ def loss_table(log_probabilities: Tensor, mask_losses: Tensor, config: Condition
 
 def _run(
     folder_type: Any,
+    file_format: ArrayFormat,
     examples: ConditionalDataset,
-    start: partial[ImageWorker[Any]],
+    start: Callable[[], ImageWorker[Any]],
     out: Path,
     description: str,
     execution: Execution,
@@ -145,7 +148,7 @@ def _run(
         {},
         items,
         start,
-        lambda path, _: is_current(path),
+        lambda path, _: file_format.is_current(path),
         description,
         execution,
         serial_below=SERIAL_BELOW,

@@ -11,33 +11,33 @@ from torch import Tensor
 
 from annocoin import masks
 from annocoin.conditional.samples import Samples
-from annocoin.data.artefacts import (
-    Arrays,
-    ArtefactFolder,
-    Fields,
-    has_version,
-    read_arrays,
-    write_arrays,
-)
+from annocoin.data.artefacts import ArrayFormat, Arrays, ArtefactFolder
 from annocoin.masks import RLE, Size
 from annocoin.prediction.soft_targets import SoftTargets
 from annocoin.types import Annotation, Instances
 
-VERSION = 2
-LABEL_FIELDS: Fields = {
-    "size": ((2,), ("int64",)),
-    "labels": ((None,), ("int64",)),
-    "boxes": ((None, 4), ("float64",)),
-    "scores": ((None,), ("float64",)),
-    "confidence": ((None,), ("float64",)),
-    "rle_counts": ((None,), ("uint8",)),
-    "rle_lengths": ((None,), ("int64",)),
-    "members": ((None, None), ("bool",)),
-    "consensus": ((), ("int64",)),
-}
-"""Masks are COCO's compressed run lengths, concatenated."""
-
-TABLE_FIELDS: Fields = {"table": ((None, None), ("float16",))}
+LABELS = ArrayFormat(
+    "pseudo labels",
+    "annocoin train",
+    version=2,
+    fields={
+        "size": ((2,), ("int64",)),
+        "labels": ((None,), ("int64",)),
+        "boxes": ((None, 4), ("float64",)),
+        "scores": ((None,), ("float64",)),
+        "confidence": ((None,), ("float64",)),
+        "rle_counts": ((None,), ("uint8",)),  # COCO's compressed run lengths, concatenated
+        "rle_lengths": ((None,), ("int64",)),
+        "members": ((None, None), ("bool",)),
+        "consensus": ((), ("int64",)),
+    },
+)
+TABLES = ArrayFormat(
+    "loss tables",
+    "annocoin train",
+    version=2,
+    fields={"table": ((None, None), ("float16",))},
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class PseudoLabels:
         members = torch.zeros(len(samples), len(numbers), dtype=torch.bool)
         for k, row in enumerate(rows):
             members[k, row] = True
-        consensus = int(samples.support.argmax())
+        consensus = int(samples.agreement.argmax())
         regions = torch.tensor([region for region, _, _ in numbers], dtype=torch.int64)
         chosen = samples.regions[regions]
         boxes = chosen.boxes.double().cpu().reshape(-1, 4)
@@ -126,9 +126,7 @@ class PseudoLabelFolder(ArtefactFolder[PseudoLabels]):
     command = "`annocoin train`"
 
     def read(self, path: Path) -> PseudoLabels:
-        return read_arrays(
-            path, VERSION, LABEL_FIELDS, _decode, what="pseudo labels", made="annocoin train"
-        )
+        return LABELS.read(path, _decode)
 
 
 class TableFolder(ArtefactFolder[Tensor]):
@@ -138,13 +136,8 @@ class TableFolder(ArtefactFolder[Tensor]):
     command = "`annocoin train`"
 
     def read(self, path: Path) -> Tensor:
-        return read_arrays(
-            path,
-            VERSION,
-            TABLE_FIELDS,
-            lambda arrays: torch.from_numpy(arrays["table"].astype(np.float32)),
-            what="loss tables",
-            made="annocoin train",
+        return TABLES.read(
+            path, lambda arrays: torch.from_numpy(arrays["table"].astype(np.float32))
         )
 
 
@@ -163,17 +156,12 @@ def write_pseudo_labels(path: Path, labels: PseudoLabels) -> None:
         "members": labels.members.numpy(),
         "consensus": np.asarray(labels.consensus, dtype=np.int64),
     }
-    write_arrays(path, VERSION, content)
+    LABELS.write(path, content)
 
 
 def write_table(path: Path, table: Tensor) -> None:
     """Write a loss table as .npz, atomically, in half precision: D is at most 12."""
-    write_arrays(path, VERSION, {"table": table.cpu().numpy().astype(np.float16)})
-
-
-def is_current(path: Path) -> bool:
-    """Whether a file of pseudo labels or a loss table exists and is of this version."""
-    return has_version(path, VERSION)
+    TABLES.write(path, {"table": table.cpu().numpy().astype(np.float16)})
 
 
 def _decode(arrays: Arrays) -> PseudoLabels:
@@ -194,6 +182,6 @@ def _decode(arrays: Arrays) -> PseudoLabels:
 
 def _box_labels(samples: Samples, k: int, annotation: Annotation) -> dict[int, int]:
     """The regions of sample k that meet a box label, and the index of that label."""
-    pairs = zip(samples.met[k].tolist(), samples.annotation_index, strict=True)
+    pairs = zip(samples.required_regions[k].tolist(), samples.annotation_index, strict=True)
     is_box = [label.kind == "box" and not label.crowd for label in annotation]
     return {region: index for region, index in pairs if is_box[index]}

@@ -31,23 +31,27 @@ FORMAT = ArrayFormat(
 
 def write_regions(path: str | Path, regions: RegionSet) -> None:
     """Write a region set as .npz, atomically. Tens of kB for a photograph."""
+    FORMAT.write(Path(path), regions_to_arrays(regions))
+
+
+def regions_to_arrays(regions: RegionSet) -> Arrays:
+    """The arrays of a file of regions, see `FORMAT`."""
     ids = regions.superpixels.cpu().numpy()
     members = regions.membership.cpu().numpy()
     steps = np.diff(ids, axis=1, prepend=0)  # mostly 0, which compresses well
     small = np.abs(steps).max() <= np.iinfo(np.int16).max
-    arrays: Arrays = {
+    return {
         "shape": np.asarray([*ids.shape, *members.shape], dtype=np.int64),
         "superpixels": steps.astype(np.int16 if small else np.int32),
         "membership": np.packbits(members),
         "scores": regions.scores.cpu().numpy(),
         "edge_strength": regions.edge_strength.cpu().numpy(),
     }
-    FORMAT.write(Path(path), arrays)
 
 
 def read_regions(path: str | Path) -> RegionSet:
     """Read a file that `write_regions` wrote; raises `InputError` for anything else."""
-    return FORMAT.read(Path(path), _decode)
+    return FORMAT.read(Path(path), regions_from_arrays)
 
 
 def regions_are_current(path: Path) -> bool:
@@ -91,7 +95,8 @@ def export_regions(folder: RegionFolder, out: str | Path, *, limit: int | None =
     return len(entries)
 
 
-def _decode(arrays: Arrays) -> RegionSet:
+def regions_from_arrays(arrays: Arrays) -> RegionSet:
+    """The inverse of `regions_to_arrays`; `ValueError` if the arrays do not fit."""
     height, width, count, superpixels = (int(value) for value in arrays["shape"])
     if arrays["superpixels"].shape != (height, width) or height * width > MAX_PIXELS:
         raise ValueError(f"a map {arrays['superpixels'].shape} for an image {(height, width)}")
