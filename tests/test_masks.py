@@ -33,25 +33,25 @@ def test_encode_decode_is_exact(mask: np.ndarray) -> None:
 
 
 @given(st.lists(binary, max_size=6))
-def test_covered_counts_the_pixels_of_each(drawn: list[np.ndarray]) -> None:
+def test_count_pixels_of_each_mask(drawn: list[np.ndarray]) -> None:
     counts = [masks.encode(mask[None])[0]["counts"] for mask in drawn]
-    pixels, usual = masks.count_pixels(counts)
+    pixels, canonical = masks.count_pixels(counts)
     assert pixels.tolist() == [mask.size for mask in drawn]
-    assert usual.all()
+    assert canonical.all()
 
 
-def naive_covered(text: bytes) -> int:
+def naive_count(text: bytes) -> int:
     """Pixels of one run-length string, read character by character; -1 if it is broken."""
     runs: list[int] = []
     value = shift = 0
-    for place, code in enumerate(text):
+    for index, code in enumerate(text):
         group = code - 48
         if not 0 <= group <= 63 or shift > 30:
             return -1
         value |= (group & 31) << shift
         shift += 5
         if group & 32:
-            if place == len(text) - 1:
+            if index == len(text) - 1:
                 return -1
             continue
         value -= (1 << shift) if group & 16 else 0
@@ -64,11 +64,11 @@ strings = st.binary(max_size=12) | st.text("01234OPQ_o`n", max_size=12).map(str.
 
 
 @given(st.lists(strings, max_size=6))
-def test_covered_of_any_strings_equals_a_naive_reading(texts: list[bytes]) -> None:
-    assert masks.count_pixels(texts)[0].tolist() == [naive_covered(text) for text in texts]
+def test_count_pixels_of_any_strings_equals_a_naive_reading(texts: list[bytes]) -> None:
+    assert masks.count_pixels(texts)[0].tolist() == [naive_count(text) for text in texts]
 
 
-def test_covered_of_a_large_mask_needs_numbers_of_many_groups() -> None:
+def test_count_pixels_of_a_large_mask_with_numbers_of_many_groups() -> None:
     mask = np.zeros((1, 3000, 2000), bool)
     mask[0, 1500:, 1000] = True
     assert masks.count_pixels([masks.encode(mask)[0]["counts"]])[0].tolist() == [6_000_000]
@@ -77,7 +77,7 @@ def test_covered_of_a_large_mask_needs_numbers_of_many_groups() -> None:
 
 
 @given(binary)
-def test_json_there_and_back_in_both_rle_forms(mask: np.ndarray) -> None:
+def test_json_round_trip_in_both_rle_forms(mask: np.ndarray) -> None:
     rle = masks.encode(mask[None])[0]
     text = json.loads(json.dumps(masks.to_json(rle)))
     plain = {"size": list(mask.shape), "counts": naive_runs(mask)}
@@ -99,7 +99,7 @@ def test_iou_areas_and_boxes_equal_naive_ones(first: np.ndarray, data: st.DataOb
         assert masks.boxes(rles)[0].tolist() == tight
 
 
-def test_iou_with_a_crowd_is_the_share_inside_it() -> None:
+def test_iou_with_a_crowd_is_over_the_area_of_the_first() -> None:
     stack = np.zeros((2, 4, 4), bool)
     stack[0, 0, :2] = True
     stack[1, 0, 1:] = True
@@ -160,8 +160,8 @@ def test_broken_segmentations_are_refused_in_one_line(segmentation: object, expe
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
-def test_runs_of_length_zero_do_no_harm(lengths: list[int]) -> None:
-    """pycocotools alone gives IoU 0 of such a mask with itself."""
+def test_runs_of_length_zero_are_removed(lengths: list[int]) -> None:
+    """pycocotools itself computes an IoU of 0 of such a mask with itself."""
     size = (1, max(1, sum(lengths)))
     counts = lengths if sum(lengths) else [1]
     expected = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
@@ -172,6 +172,6 @@ def test_runs_of_length_zero_do_no_harm(lengths: list[int]) -> None:
         assert masks.iou([rle], [rle])[0, 0] == 1
 
 
-def test_probabilities_are_no_masks() -> None:
+def test_probabilities_are_refused() -> None:
     with pytest.raises(ValueError, match="threshold"):
         masks.encode(np.full((1, 4, 4), 0.3))

@@ -1,4 +1,4 @@
-"""What long work says where there is no terminal."""
+"""The line that long work prints without a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from annocoin import progress
 
 
-def test_long_work_says_once_how_long(
+def test_long_work_prints_an_estimate_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """100 items of six seconds, after a first one of a minute."""
@@ -18,7 +18,7 @@ def test_long_work_says_once_how_long(
     assert capsys.readouterr().err == "seeds: 100 to do, about 10 min\n"
 
 
-def test_short_work_says_nothing(
+def test_short_work_prints_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [0.0]
@@ -30,5 +30,7 @@ def test_short_work_says_nothing(
 
 
 def test_memory_in_use() -> None:
-    found = progress.memory_in_use()
-    assert found is None or found > 1 << 20
+    before = progress.memory_in_use()
+    block = bytearray(b"x" * (64 << 20))
+    assert before > 1 << 20
+    assert progress.memory_in_use() - before > len(block) // 2

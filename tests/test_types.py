@@ -52,13 +52,12 @@ def test_boxes_and_areas_come_from_the_masks() -> None:
         (torch.tensor([1, 1]), [0.8, 0.8]),
     ],
 )
-def test_indexing_keeps_all_fields_in_step(index: object, expected: list[float]) -> None:
+def test_indexing_selects_all_fields(index: object, expected: list[float]) -> None:
     instances = three()
     part = instances[index]  # type: ignore[index]
     assert part.scores.tolist() == expected
     for i, score in enumerate(expected):
-        place = instances.scores.tolist().index(score)
-        assert part[i] == instances[place]
+        assert part[i] == instances[instances.scores.tolist().index(score)]
 
 
 def test_indexing_outside_and_with_the_wrong_length_is_an_error() -> None:
@@ -119,7 +118,7 @@ def test_annotation_fields_line_up() -> None:
     assert annotation.only("box").labels.tolist() == [2]
     assert annotation[1:3].kinds == ("point", "box")
     assert annotation[0] == WeakLabel(3)
-    assert [weak_label.label for weak_label in annotation] == [3, 1, 2, 1]
+    assert [label.label for label in annotation] == [3, 1, 2, 1]
     assert Annotation((6, 8)).boxes.shape == (0, 4)
 
 
@@ -134,27 +133,27 @@ def test_annotation_fields_line_up() -> None:
         WeakLabel(1, mask=masks.encode(np.ones((1, 6, 7)))[0]),
     ],
 )
-def test_marks_that_do_not_fit_the_image_are_refused(weak_label: WeakLabel) -> None:
+def test_weak_labels_outside_the_image_are_refused(weak_label: WeakLabel) -> None:
     with pytest.raises(ValueError, match=r"box|point|mask|label"):
         Annotation((6, 8), (weak_label,))
 
 
-def test_fields_are_copies_without_a_graph() -> None:
+def test_fields_are_detached_copies() -> None:
     scores = torch.tensor([0.5], requires_grad=True)
     boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0]], dtype=torch.float64)
-    found = Instances(
+    instances = Instances(
         size=(4, 4), masks=torch.ones(1, 4, 4), labels=[1], scores=scores, boxes=boxes
     )
     boxes += 1
-    assert not found.scores.requires_grad
-    assert found.boxes.tolist() == [[0, 0, 2, 2]]
+    assert not instances.scores.requires_grad
+    assert instances.boxes.tolist() == [[0, 0, 2, 2]]
 
 
-def test_a_box_that_leaves_the_image_is_cut() -> None:
-    found = Instances(
+def test_boxes_are_clipped_to_the_image() -> None:
+    instances = Instances(
         size=(4, 4),
         masks=torch.ones(2, 4, 4),
         labels=[1, 1],
         boxes=[[-1.0, 0.0, 4.00001, 4.0], [9.0, 9.0, 10.0, 10.0]],
     )
-    assert [weak_label.box for weak_label in found.annotation()] == [(0, 0, 4, 4), None]
+    assert [label.box for label in instances.annotation()] == [(0, 0, 4, 4), None]

@@ -1,4 +1,4 @@
-"""There and back through every format: nothing is lost that the format can hold."""
+"""Round trips through every format: nothing is lost that the format can hold."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FILES = settings.get_profile("files")
 
 
 @st.composite
-def drawn_marks(draw: st.DrawFn, size: tuple[int, int]) -> tuple[WeakLabel, ...]:
-    """Up to five weak_labels: tags once each, points, boxes, masks that do not overlap, with flags."""
+def drawn_weak_labels(draw: st.DrawFn, size: tuple[int, int]) -> tuple[WeakLabel, ...]:
+    """Up to six weak labels: tags, points, boxes and disjoint masks, with flags."""
     height, width = size
     labels = st.integers(1, len(CLASSES))
     tags = [WeakLabel(label) for label in draw(st.lists(labels, max_size=2, unique=True))]
@@ -73,7 +73,7 @@ def drawn_marks(draw: st.DrawFn, size: tuple[int, int]) -> tuple[WeakLabel, ...]
 def drawn_datasets(draw: st.DrawFn) -> list[tuple[tuple[int, int], tuple[WeakLabel, ...]]]:
     sides = st.integers(3, 12)
     sizes = draw(st.lists(st.tuples(sides, sides), min_size=1, max_size=3))
-    return [(size, draw(drawn_marks(size))) for size in sizes]
+    return [(size, draw(drawn_weak_labels(size))) for size in sizes]
 
 
 @contextmanager
@@ -92,28 +92,23 @@ def on_disk(
         yield root, LabelledImages.of(CLASSES, images, source=root / "source")
 
 
-def said(labelled: LabelledImages, *fields: str) -> dict[str, list[Any]]:
-    """What each image is said to hold, without regard to order and to the numbers of classes."""
-
-    def one(weak_label: WeakLabel) -> tuple[Any, ...]:
-        return (
-            labelled.classes[weak_label.label - 1],
-            *(repr(getattr(weak_label, f)) for f in fields),
-        )
+def fields_of(labelled: LabelledImages, *fields: str) -> dict[str, list[Any]]:
+    """The fields of each image's weak labels, in sorted order, with the names of classes."""
 
     return {
-        Path(image.file_name).stem: sorted(one(weak_label) for weak_label in image.annotation)
+        Path(image.file_name).stem: sorted(
+            (labelled.classes[label.label - 1], *(repr(getattr(label, name)) for name in fields))
+            for label in image.annotation
+        )
         for image in labelled
     }
 
 
 def with_tight_boxes(labelled: LabelledImages) -> LabelledImages:
-    """Formats that hold a box beside every mask give its tight box where there was none."""
+    """As formats return it that write a box beside every mask."""
     images = []
     for image in labelled:
-        weak_labels = tuple(
-            replace(weak_label, box=tight_box(weak_label)) for weak_label in image.annotation
-        )
+        weak_labels = tuple(replace(label, box=tight_box(label)) for label in image.annotation)
         images.append(replace(image, annotation=replace(image.annotation, weak_labels=weak_labels)))
     return replace(labelled, images=tuple(images))
 
@@ -129,7 +124,7 @@ def test_coco_holds_everything(drawn: Any) -> None:
         assert (loss.ious, dict(loss.dropped)) == ([], {})
         again = load_labelled(root / "out.json", images=root / "source")
         assert again.classes == CLASSES
-        assert said(again, *ALL) == said(with_tight_boxes(labelled), *ALL)
+        assert fields_of(again, *ALL) == fields_of(with_tight_boxes(labelled), *ALL)
 
 
 @FILES
@@ -139,7 +134,7 @@ def test_voc_holds_everything_that_does_not_overlap(drawn: Any) -> None:
         assert write_dataset(labelled, root / "out", "voc").lines() == []
         again = load_labelled(root / "out")
         assert again.classes == CLASSES
-        assert said(again, *ALL) == said(with_tight_boxes(labelled), *ALL)
+        assert fields_of(again, *ALL) == fields_of(with_tight_boxes(labelled), *ALL)
 
 
 @FILES
@@ -150,7 +145,7 @@ def test_labelme_holds_everything(drawn: Any) -> None:
         assert loss.ious == []
         assert set(loss.dropped) <= {"classes without a label"}
         again = load_labelled(root / "out", kind="labelme")
-        assert said(again, *ALL) == said(labelled, *ALL)
+        assert fields_of(again, *ALL) == fields_of(labelled, *ALL)
 
 
 @FILES
@@ -160,16 +155,14 @@ def test_a_folder_holds_tags_points_and_boxes(drawn: Any) -> None:
         loss = write_dataset(labelled, root / "out", "folder")
         again = load_labelled(root / "out")
         fields = ("box", "point")
-        assert said(again, *fields) == said(with_tight_boxes(labelled), *fields)
-        with_mask = sum(
-            weak_label.mask is not None for image in labelled for weak_label in image.annotation
-        )
-        assert loss.dropped.get("masks", 0) == with_mask
+        assert fields_of(again, *fields) == fields_of(with_tight_boxes(labelled), *fields)
+        kinds = [kind for image in labelled for kind in image.annotation.kinds]
+        assert loss.dropped.get("masks", 0) == kinds.count("mask")
 
 
 @FILES
 @given(drawn_datasets())
-def test_yolo_says_what_its_polygons_cost(drawn: Any) -> None:
+def test_yolo_reports_the_iou_of_its_polygons(drawn: Any) -> None:
     with on_disk(drawn) as (root, labelled):
         loss = write_dataset(labelled, root / "out", "yolo")
         again = load_labelled(root / "out")
@@ -177,11 +170,9 @@ def test_yolo_says_what_its_polygons_cost(drawn: Any) -> None:
         assert [i.image_id for i in again] == [i.image_id for i in labelled]
         ious = []
         for before, after in zip(labelled, again, strict=True):
-            held = [
-                weak_label for weak_label in before.annotation if weak_label.kind in ("box", "mask")
-            ]
-            assert [weak_label.label for weak_label in held] == after.annotation.labels.tolist()
-            for old, new in zip(held, after.annotation, strict=True):
+            written = [label for label in before.annotation if label.kind in ("box", "mask")]
+            assert [label.label for label in written] == after.annotation.labels.tolist()
+            for old, new in zip(written, after.annotation, strict=True):
                 if old.mask is None:
                     assert new.box == pytest.approx(old.box, abs=1e-4)
                 else:
@@ -197,7 +188,7 @@ def test_chains_of_formats_keep_masks_exact(drawn: Any) -> None:
         write_dataset(load_labelled(root / "voc"), root / "labelme", "labelme")
         write_dataset(load_labelled(root / "labelme"), root / "out.json", "coco")
         again = load_labelled(root / "out.json", images=root / "labelme")
-        assert said(again, *ALL) == said(with_tight_boxes(labelled), *ALL)
+        assert fields_of(again, *ALL) == fields_of(with_tight_boxes(labelled), *ALL)
 
 
 def some_predictions(labelled: LabelledImages, seed: int = 0) -> dict[int | str, Instances]:
@@ -214,12 +205,12 @@ def some_predictions(labelled: LabelledImages, seed: int = 0) -> dict[int | str,
     }
 
 
-@pytest.mark.parametrize("name", ["found.json", "found"])
-def test_predictions_there_and_back(scenes: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["predictions.json", "predictions"])
+def test_round_trip_of_predictions(scenes: Path, tmp_path: Path, name: str) -> None:
     labelled = load_labelled(scenes)
-    found = some_predictions(labelled)
-    write_predictions(tmp_path / name, found, labelled.category_ids)
-    assert read_predictions(tmp_path / name, labelled) == found
+    predictions = some_predictions(labelled)
+    write_predictions(tmp_path / name, predictions, labelled.category_ids)
+    assert read_predictions(tmp_path / name, labelled) == predictions
 
 
 @pytest.mark.parametrize("to", ["coco", "labelme", "results"])
@@ -227,36 +218,36 @@ def test_instances_through_other_formats_keep_scores_and_masks(
     scenes: Path, tmp_path: Path, to: Any
 ) -> None:
     labelled = load_labelled(scenes)
-    found = some_predictions(labelled)
-    write_predictions(tmp_path / "found.json", found, labelled.category_ids)
+    predictions = some_predictions(labelled)
+    write_predictions(tmp_path / "predictions.json", predictions, labelled.category_ids)
     out = tmp_path / ("out.json" if to != "labelme" else "out")
-    write_dataset(with_predictions(labelled, tmp_path / "found.json"), out, to)
+    write_dataset(with_predictions(labelled, tmp_path / "predictions.json"), out, to)
     if to == "labelme":
         again = load_labelled(out)
         write_dataset(again, tmp_path / "again.json", "coco")
         out = tmp_path / "again.json"
-    assert read_predictions(out, labelled) == found
+    assert read_predictions(out, labelled) == predictions
 
 
-def test_overlap_in_voc_is_told(scenes: Path, tmp_path: Path) -> None:
+def test_overlap_in_voc_is_reported(scenes: Path, tmp_path: Path) -> None:
     labelled = load_labelled(scenes)
-    found = some_predictions(labelled)
-    write_predictions(tmp_path / "found.json", found, labelled.category_ids)
-    given = with_predictions(labelled, tmp_path / "found.json")
-    loss = write_dataset(given, tmp_path / "voc", "voc")
+    predictions = some_predictions(labelled)
+    write_predictions(tmp_path / "predictions.json", predictions, labelled.category_ids)
+    predicted = with_predictions(labelled, tmp_path / "predictions.json")
+    loss = write_dataset(predicted, tmp_path / "voc", "voc")
     again = load_labelled(tmp_path / "voc")
     expected = []
     for image in labelled:
-        kept = {i.image_id: i for i in again}[image.image_id].annotation
-        for old, weak_label in zip(found[image.image_id].masks, kept, strict=True):
-            expected.append(masks.iou([old], [weak_label.mask])[0, 0] if weak_label.mask else 0.0)
+        visible = {i.image_id: i for i in again}[image.image_id].annotation.masks
+        for old, new in zip(predictions[image.image_id].masks, visible, strict=True):
+            expected.append(masks.iou([old], [new])[0, 0] if new else 0.0)
     assert loss.ious == pytest.approx(expected)
     assert any("masks changed" in line for line in loss.lines())
 
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=60, deadline=None)
-def test_polygons_of_whole_shapes_with_holes_are_exact(seed: int) -> None:
+def test_polygons_of_connected_shapes_with_holes_are_exact(seed: int) -> None:
     rng = np.random.default_rng(seed)
     mask = np.zeros((40, 40), bool)
     rows, columns = np.mgrid[:40, :40]
@@ -269,7 +260,7 @@ def test_polygons_of_whole_shapes_with_holes_are_exact(seed: int) -> None:
     assert np.array_equal(from_polygon(corners, (40, 40)), mask)
 
 
-def test_polygons_of_small_things() -> None:
+def test_polygons_of_few_pixels() -> None:
     assert to_polygon(np.zeros((5, 5), bool)) is None
     for pixels in ([(2, 3)], [(2, 3), (2, 4)], [(0, 0), (1, 1), (4, 4)]):
         mask = np.zeros((5, 5), bool)
@@ -298,14 +289,14 @@ def test_wrong_targets_are_refused_and_nothing_is_written(scenes: Path, tmp_path
 
 def test_a_format_with_images_needs_them(scenes: Path, tmp_path: Path) -> None:
     write_dataset(load_labelled(scenes), tmp_path / "a.json", "coco")
-    blind = load_labelled(tmp_path / "a.json")
+    without_images = load_labelled(tmp_path / "a.json")
     for to in ("voc", "yolo", "labelme", "folder"):
         with pytest.raises(InputError, match="--images"):
-            write_dataset(blind, tmp_path / "out", to)  # type: ignore[arg-type]
+            write_dataset(without_images, tmp_path / "out", to)  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_images_of_one_name_in_two_folders_stay_apart(tmp_path: Path) -> None:
+def test_images_of_one_name_in_two_folders_get_different_names(tmp_path: Path) -> None:
     images = []
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -317,7 +308,7 @@ def test_images_of_one_name_in_two_folders_stay_apart(tmp_path: Path) -> None:
     assert [i.image_id for i in load_labelled(tmp_path / "out")] == ["a__x", "b__x"]
 
 
-def test_a_mask_of_many_specks_and_a_large_ring_are_done_in_time() -> None:
+def test_polygons_of_many_parts_and_of_a_large_ring() -> None:
     specks = np.zeros((100, 100), bool)
     specks[::4, ::4] = True
     rows, columns = np.mgrid[:1500, :1500]
@@ -330,7 +321,7 @@ def test_a_mask_of_many_specks_and_a_large_ring_are_done_in_time() -> None:
     assert np.array_equal(from_polygon(corners, ring.shape), ring)
 
 
-def test_polygons_that_leave_the_image_are_cut_not_bent() -> None:
+def test_polygons_are_clipped_to_the_image() -> None:
     corners = np.asarray([[20.0, 15.0], [200.0, -100.0], [200.0, 130.0]])
     wide = from_polygon(corners + 300, (800, 800))
     cut, whole = from_polygon(corners, (30, 40)), wide[300:330, 300:340]
@@ -361,12 +352,10 @@ def test_splits_are_kept(scenes: Path, tmp_path: Path) -> None:
 
 def test_what_a_format_cannot_hold_is_counted(scenes: Path, tmp_path: Path) -> None:
     labelled = load_labelled(scenes)[:1]
-    weak_label = replace(
-        labelled[0].annotation[0], crowd=True, score=0.5, confidence=0.5, difficult=True
-    )
-    annotation = replace(
-        labelled[0].annotation, weak_labels=(weak_label, WeakLabel(1), WeakLabel(1, point=(1, 1)))
-    )
+    annotation = labelled[0].annotation
+    full = replace(annotation[0], crowd=True, score=0.5, confidence=0.5, difficult=True)
+    weak_labels = (full, WeakLabel(1), WeakLabel(1, point=(1, 1)))
+    annotation = replace(annotation, weak_labels=weak_labels)
     labelled = replace(labelled, images=(replace(labelled[0], annotation=annotation),))
     flags = {"scores": 1, "confidences": 1, "crowd flags": 1, "difficult flags": 1}
     unused = len(labelled.classes) - len(annotation.distinct_labels)

@@ -1,4 +1,4 @@
-"""Training sees no mask: by type, by what is opened, and by what is reachable."""
+"""Training gets no mask: by type, by the files that are opened, and by reachable objects."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_no_mask_is_reachable_from_a_weak_dataset(
         write_dataset(load_labelled(scenes), path, kind)
     images = scenes / "JPEGImages" if kind == "coco" else None
 
-    def hidden(start: object) -> list[object]:
+    def masks_in(start: object) -> list[object]:
         return [
             item
             for item in reachable(start)
@@ -89,18 +89,18 @@ def test_no_mask_is_reachable_from_a_weak_dataset(
 
     weak = load_weak(path, supervision, images=images)
     assert len(weak) == 8
-    assert hidden(weak) == []
-    assert hidden(load_evaluation(path, images=images)) != []  # the search does find masks
+    assert masks_in(weak) == []
+    assert masks_in(load_evaluation(path, images=images)) != []  # the search does find masks
 
 
-def test_a_weak_dataset_has_no_way_to_ask_for_truth(scenes: Path) -> None:
+def test_a_weak_dataset_has_no_ground_truth(scenes: Path) -> None:
     weak = load_weak(scenes, "box")
     assert isinstance(weak, WeakDataset)
     assert isinstance(weak[0], WeakImage)
     assert not isinstance(weak, EvaluationDataset)
-    for thing in (weak, weak[0]):
-        assert not hasattr(thing, "truth")
-        assert not hasattr(thing, "instances")
+    for item in (weak, weak[0]):
+        assert not hasattr(item, "truth")
+        assert not hasattr(item, "instances")
     assert all(mask is None for image in weak for mask in image.annotation.masks)
 
 
@@ -117,7 +117,7 @@ def test_a_weak_dataset_refuses_more_than_its_supervision() -> None:
             WeakDataset(("c",), (1,), supervision, (image,))  # type: ignore[arg-type]
 
 
-def test_weakening_by_hand() -> None:
+def test_weaken() -> None:
     square = np.zeros((1, 10, 10))
     square[0, 2:7, 4:9] = 1
     rle = masks.encode(square)[0]
@@ -140,7 +140,7 @@ def test_weakening_by_hand() -> None:
     assert weaken(annotation, "mixed") == annotation
 
 
-def test_what_is_not_there_cannot_be_asked_for(scenes: Path, tmp_path: Path) -> None:
+def test_supervision_that_the_dataset_lacks_is_refused(scenes: Path, tmp_path: Path) -> None:
     write_dataset(load_labelled(scenes, with_masks="never"), tmp_path / "a", "folder")
     with pytest.raises(InputError, match="no points in it"):
         load_weak(tmp_path / "a", "point")
@@ -165,3 +165,44 @@ def test_slices_are_datasets(scenes: Path) -> None:
     weak = load_weak(scenes)
     assert isinstance(weak[2:4], WeakDataset)
     assert [image.image_id for image in weak[2:4]] == [weak[2].image_id, weak[3].image_id]
+
+
+def dataset_of(classes: tuple[str, ...], *labels_of_images: tuple[int, ...]) -> WeakDataset:
+    images = tuple(
+        WeakImage(number, Path(f"{number}.jpg"), Annotation((4, 4), tuple(map(WeakLabel, labels))))
+        for number, labels in enumerate(labels_of_images)
+    )
+    return WeakDataset(classes, tuple(range(1, len(classes) + 1)), "image", images)
+
+
+def test_labels_get_the_numbers_of_another_list_of_classes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    weak = dataset_of(("cat", "dog"), (1, 2), (2,))
+    assert weak.with_classes(("cat", "dog"), "run") is weak
+    renumbered = weak.with_classes(("dog", "bird", "cat"), "run")
+    assert (renumbered.classes, renumbered.category_ids) == (("dog", "bird", "cat"), (1, 2, 3))
+    assert [image.annotation.labels.tolist() for image in renumbered] == [[3, 1], [1]]
+    assert capsys.readouterr().err == ""
+
+
+def test_labels_of_unknown_classes_are_left_out_with_one_note(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    weak = dataset_of(("cat", "cow", "dog", "unused"), (1, 2), (2, 3), (3,))
+    known = weak.with_classes(("cat",), "run")
+    assert [image.annotation.labels.tolist() for image in known] == [[1], [], []]
+    note = capsys.readouterr().err
+    assert note == "note: run: 4 labels of unknown classes left out: cow, dog\n"
+
+
+@pytest.mark.parametrize("classes", [("bird",), ("bird", "unused")])
+def test_no_label_of_a_known_class_is_an_error(classes: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="run: knows none of the dataset's classes"):
+        dataset_of(("cat", "unused"), (1,), ()).with_classes(classes, "run")
+
+
+def test_a_mask_without_pixels_is_a_tag_under_point_supervision() -> None:
+    empty = masks.encode(np.zeros((1, 4, 4)))[0]
+    annotation = Annotation((4, 4), (WeakLabel(1, box=(0, 0, 2, 2), mask=empty),))
+    assert weaken(annotation, "point").kinds == ("tag",)

@@ -4,6 +4,7 @@ import struct
 import warnings
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,12 +49,63 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
         assert np.array_equal(pixels[:, :, 0], GRADIENT[:, :, 0])
 
 
-def test_transparency_lies_on_white(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "LA", "RGBA", "CMYK", "I;16", "F"])
+def test_a_pillow_image_is_read_as_its_file(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("a.tif" if mode in ("CMYK", "F") else "a.png")
+    image = Image.fromarray(GRADIENT).convert("RGB" if mode == "I;16" else mode)
+    if mode == "I;16":
+        image = Image.fromarray(GRADIENT[:, :, 0].astype(np.uint16) * 257)
+    image.save(path)
+    assert np.array_equal(read_image(image), read_image(path))
+    assert np.array_equal(read_image(str(path)), read_image(path))
+    assert image.getpixel((0, 0)) is not None  # still open
+
+
+def test_a_pillow_image_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(GRADIENT).save(tmp_path / "a.png", exif=exif)
+    with Image.open(tmp_path / "a.png") as image:
+        assert np.array_equal(read_image(image), np.rot90(GRADIENT, -1))
+
+
+def test_arrays_of_one_three_and_four_channels() -> None:
+    grey = GRADIENT[:, :, 0]
+    assert np.array_equal(read_image(GRADIENT), GRADIENT)
+    assert np.array_equal(read_image(GRADIENT[:, ::-1]), GRADIENT[:, ::-1])  # not contiguous
+    for array in (grey, grey[:, :, None]):
+        assert np.array_equal(read_image(array), np.stack([grey] * 3, axis=2))
+    opaque = np.dstack([GRADIENT, np.full_like(grey, 255)])
+    assert np.array_equal(read_image(opaque), GRADIENT)
+    assert read_image(np.zeros((2, 2, 4), np.uint8)).min() == 255
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (np.zeros((4, 4, 3)), "float64"),
+        (np.zeros((4, 4, 3), np.uint16), "uint16"),
+        (np.zeros((4, 4, 2), np.uint8), r"\[4, 4, 2\]"),
+        (np.zeros((1, 4, 4, 3), np.uint8), "expected uint8"),
+        (np.zeros(4, np.uint8), "expected uint8"),
+        (np.zeros((0, 4, 3), np.uint8), "4 x 0 pixels"),
+        (np.zeros((20_000, 5_001), bool).view(np.uint8), "5001 x 20000 pixels"),
+        (Image.new("RGB", (0, 3)), "0 x 3 pixels"),
+        (b"\xff\xd8", "expected a path"),
+        (None, "expected a path"),
+    ],
+)
+def test_other_sources_are_refused(source: Any, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        read_image(source)
+
+
+def test_transparent_pixels_become_white(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((2, 2, 4), np.uint8)).save(tmp_path / "a.png")
     assert read_image(tmp_path / "a.png").min() == 255
 
 
-def test_a_photo_held_sideways_stands_upright(tmp_path: Path) -> None:
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(GRADIENT).save(tmp_path / "a.jpg", exif=exif)
@@ -73,7 +125,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, suffix: str) -> None:
         assert str(path) in str(caught.value)
 
 
-def test_padding_after_the_end_is_no_harm(tmp_path: Path) -> None:
+def test_padding_after_the_end_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     Image.fromarray(GRADIENT).save(path)
     path.write_bytes(path.read_bytes() + b"\0" * 10)
@@ -123,7 +175,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "b/c.jpg", "a..b.jpg", "..a.jpg", "ö ü.png"])
-def test_other_names_are_fine(tmp_path: Path, name: str) -> None:
+def test_names_inside_the_folder_are_joined(tmp_path: Path, name: str) -> None:
     assert safe_join(tmp_path, name, "file.csv:3") == tmp_path / name
 
 

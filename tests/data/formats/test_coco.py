@@ -1,4 +1,4 @@
-"""COCO, by a small example that can be checked by hand, and by what must be refused."""
+"""COCO, a small example, and files that are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_coco_classes_go_by_rising_id(coco: Path) -> None:
     assert labelled[0].image_id == 7
 
 
-def test_an_empty_box_beside_a_mask_says_nothing(coco: Path) -> None:
+def test_an_empty_box_beside_a_mask_is_ignored(coco: Path) -> None:
     content = coco_content()
     content["annotations"][0]["bbox"] = [2, 3, 4, 0]
     coco.write_text(json.dumps(content))
@@ -74,7 +74,7 @@ def test_coco_crowds_are_tags_for_training(coco: Path) -> None:
     assert weak[0].annotation.weak_labels == (WeakLabel(2, box=(2, 3, 6, 8)), WeakLabel(1))
 
 
-def override(**fields: Any) -> Callable[[dict[str, Any]], None]:
+def changed(**fields: Any) -> Callable[[dict[str, Any]], None]:
     return lambda content: content["annotations"][0].update(fields)
 
 
@@ -96,17 +96,17 @@ def override(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (lambda c: c["images"][0].update(height=-1), "expected whole numbers"),
         (lambda c: c["images"][0].update(height=10**9), "at most"),
         (lambda c: c["images"][0].update(id=[1]), "expected a whole number or a text"),
-        (override(category_id=4), "category_id 4"),
-        (override(category_id="dog"), "expected int"),
-        (override(image_id=8), "image 8"),
-        (override(bbox=[1, 2, 3]), "expected x, y, width, height"),
-        (override(bbox=[1, 2, float("nan"), 4]), "finite"),
-        (override(bbox="1 2 3 4"), "expected list"),
-        (override(bbox=[30, 30, 5, 5]), "empty or outside"),
-        (override(bbox=[3, 3, 0, 5], segmentation=None), "empty or outside"),
-        (override(segmentation={"size": [5, 5], "counts": [25]}), "RLE of size"),
-        (override(segmentation={"size": [10, 20], "counts": [25]}), "covers 25 pixels"),
-        (override(score=float("inf")), "finite"),
+        (changed(category_id=4), "category_id 4"),
+        (changed(category_id="dog"), "expected int"),
+        (changed(image_id=8), "image 8"),
+        (changed(bbox=[1, 2, 3]), "expected x, y, width, height"),
+        (changed(bbox=[1, 2, float("nan"), 4]), "finite"),
+        (changed(bbox="1 2 3 4"), "expected list"),
+        (changed(bbox=[30, 30, 5, 5]), "empty or outside"),
+        (changed(bbox=[3, 3, 0, 5], segmentation=None), "empty or outside"),
+        (changed(segmentation={"size": [5, 5], "counts": [25]}), "RLE of size"),
+        (changed(segmentation={"size": [10, 20], "counts": [25]}), "covers 25 pixels"),
+        (changed(score=float("inf")), "finite"),
         (lambda c: c["annotations"].append(3), "expected an object"),
     ],
 )

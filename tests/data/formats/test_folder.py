@@ -1,4 +1,4 @@
-"""A plain folder, by a small example that can be checked by hand, and by what must be refused."""
+"""A plain folder, a small example, and files that are refused."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def test_labels_csv(folder: Path, text: str, expected: dict[str, list[Any]]) -> 
     (folder / "labels.csv").write_text(text, encoding="utf-8")
     labelled = load_labelled(folder)
     found = {
-        image.image_id: [(labelled.classes[m.label - 1], m.box) for m in image.annotation]
+        image.image_id: [(labelled.classes[w.label - 1], w.box) for w in image.annotation]
         for image in labelled
     }
     assert found == expected
-    assert list(labelled.classes) == sorted({n for own in expected.values() for n, _ in own})
+    assert list(labelled.classes) == sorted({n for labels in expected.values() for n, _ in labels})
 
 
-def test_images_without_a_line_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_without_a_line_are_noted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "labels.csv").write_text("a.jpg,cat\nb.png,\n")
     (folder / "few.txt").write_text("a\n")
     assert [image.image_id for image in load_weak(folder)] == ["a", "b"]
-    told = capsys.readouterr().err
-    assert "1 of the images have no line in labels.csv" in told
-    assert "c.jpg" in told
+    note = capsys.readouterr().err
+    assert "1 of the images have no line in labels.csv" in note
+    assert "c.jpg" in note
     load_weak(folder, split="few")
     assert capsys.readouterr().err == ""
     (folder / "labels.csv").write_text("a.jpg,cat\nb.png,\nsub/c.jpg,cat\n")

@@ -1,4 +1,4 @@
-"""labelme, by a small example that can be checked by hand, and by what must be refused."""
+"""labelme, a small example, and files that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YOLO, by a small example that can be checked by hand, and by what must be refused."""
+"""YOLO, a small example, and files that are refused."""
 
 from __future__ import annotations
 
