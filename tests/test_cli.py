@@ -382,7 +382,7 @@ def test_an_interrupted_command_leaves_nothing(
             temporary.append(root)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("annocoin.data.formats.voc.write_maps", interrupt)
+    monkeypatch.setattr("annocoin.data.formats.voc._write_maps", interrupt)
     outcome = annocoin("convert", voc, tmp_path / "out", "--to", "voc")
     assert outcome.code == 130
     assert outcome.err == "annocoin: interrupted; nothing half-written is left\n"

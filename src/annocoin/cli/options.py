@@ -65,7 +65,7 @@ SUPERVISION_HELP = (
     "supervision, the upper bound)."
 )
 OVERRIDES = (
-    "Override a configuration value by its dotted name, such as prediction.learning.rate=1e-3; "
+    "Override a configuration value by its dotted name, such as prediction.training.lr=1e-3; "
     "repeatable. RUN/config.json lists all of them."
 )
 OUTPUT = "Output: a .json file for coco, otherwise a new folder."

@@ -93,8 +93,8 @@ def train_command(
         log(f"{preset} is meant for GPUs; on this CPU it takes days, --preset voc-cpu takes hours")
     run = annocoin.train(
         weak, out, preset, rounds=rounds, seed=seed, changes=changes, weights=weights,
-        given=_precomputed(regions, seeds, classifier), truth=truth, group=group, jobs=jobs,
-        problems=source.problems, say=log,
+        precomputed=_precomputed(regions, seeds, classifier), truth=truth, group=group, jobs=jobs,
+        problems=source.problems, log=log,
     )  # fmt: skip
     duration = timedelta(seconds=round(time.monotonic() - started))
     log(f"{run.path}/prediction.safetensors: trained in {duration}")
@@ -136,7 +136,7 @@ def label_command(
     source = DatasetSource(dataset, split, kind, images, skip_bad)
     labelled = annocoin.label(
         trained, source.weak(supervision or trained.supervision)[:limit],
-        given=_precomputed(regions, seeds, classifier), jobs=jobs, device=device,
+        precomputed=_precomputed(regions, seeds, classifier), jobs=jobs, device=device,
         problems=source.problems,
     )  # fmt: skip
     loss = annocoin.write_dataset(labelled, out, cast("Format", to))

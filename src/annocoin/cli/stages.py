@@ -1,5 +1,6 @@
 """Commands for single stages: `annocoin regions` and `annocoin seeds`."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -12,8 +13,14 @@ from annocoin.cli.options import DatasetSource, choice, option
 from annocoin.errors import InputError, Problems
 
 if TYPE_CHECKING:
+    from annocoin.data.dataset import LabelledImages, WeakDataset, WeakImage
+    from annocoin.engine.config import ClassifierOptions
+    from annocoin.engine.image_stages import Execution
     from annocoin.regions.boundaries import DetectorKind
+    from annocoin.regions.storage import RegionFolder
     from annocoin.seeds.back_propagation import RuleName
+    from annocoin.seeds.seed_set import SeedFolder
+    from annocoin.types import Instances
 
 
 class MakeByDefault(TyperGroup):
@@ -72,17 +79,15 @@ def make_regions_command(
 
     The word `make` is optional. After an interruption the same command continues.
     """
-    from annocoin.engine.dataset_stages import make_regions
+    from annocoin.engine.image_stages import Execution, make_regions
     from annocoin.regions.proposals import RegionOptions
 
     region_options = RegionOptions(cast("DetectorKind", boundaries), limit, source)
     data = DatasetSource(dataset, split, kind, images, skip_bad)
     labelled, problems = data.labelled(), data.problems
-    folder = make_regions(labelled, out, region_options, jobs=jobs, problems=problems)
-    computed = sum(image.image_id in folder for image in labelled)
-    if not computed:
-        raise InputError(f"{dataset}: no usable image; {problems.skipped[0]}")
-    print(f"{out}: regions of {computed} images")
+    execution = Execution(jobs=jobs, problems=problems)
+    folder = make_regions(labelled, out, region_options, execution)
+    print(f"{out}: regions of {_count_images(folder, labelled, problems)} images")
     options.print_skipped(problems)
 
 
@@ -155,55 +160,48 @@ def make_seeds_command(
     Seeds are peaks of the classifier's class maps; for each a region is retrieved. The word
     `make` is optional. After an interruption the same command continues.
     """
-    from annocoin.engine.classifier_training import options_for
-    from annocoin.engine.dataset_stages import first_labels, make_seeds
-    from annocoin.engine.distribution import open_device
+    from annocoin.engine.distribution import open_device, single_process
+    from annocoin.engine.image_stages import Execution, make_seeds, with_regions
+    from annocoin.engine.precomputed import CLASSIFIER_FILE
+    from annocoin.engine.presets import classifier_options
+    from annocoin.progress import track
     from annocoin.regions.storage import RegionFolder
     from annocoin.seeds.retrieval import METHODS
     from annocoin.seeds.seeder import SeedOptions
 
     source = DatasetSource(dataset, split, kind, images, skip_bad)
-    weak, problems = source.weak(supervision), source.problems
-    validation = None
-    if validation_split is not None:
-        source.reading["split"] = validation_split
-        validation = source.weak("image")
+    weak, problems, region_folder = source.weak(supervision), source.problems, RegionFolder(regions)
+    seed_options = SeedOptions(size=seed_size, threshold=threshold, rule=cast("RuleName", rule))
+    execution = Execution(single_process(str(open_device(device))), jobs, problems)
     training = {
-        "backbone_weights": backbone_weights,
-        "stride_in_1x1": stride_in_1x1 or None,
-        "size": size,
-        "epochs": epochs,
-        "batch": batch,
-        "frozen": frozen,
-        "precision": precision,
-        "seed": seed,
-    }
+        "weights": backbone_weights, "stride_in_1x1": stride_in_1x1 or None, "size": size,
+        "epochs": epochs, "batch_size": batch, "frozen_layers": frozen, "precision": precision,
+    }  # fmt: skip
     training = {name: value for name, value in training.items() if value is not None}
-    if classifier is not None and (training or backbone or validation_split):
+    if classifier is None:
+        network = classifier_options(backbone or "resnet50", **training)
+        validation = None
+        if validation_split is not None:
+            source.reading["split"] = validation_split
+            validation = source.weak("image")
+        usable = with_regions(weak, region_folder, problems)
+        _train_classifier(usable, out, network, seed or 0, validation, execution)
+    elif training or backbone or validation_split or seed is not None:
         raise InputError("--classifier is trained already; leave out the options of training")
-    region_folder = RegionFolder(regions)
+    classifier = classifier or out / CLASSIFIER_FILE
     seeds = make_seeds(
-        weak,
-        region_folder,
-        out,
-        SeedOptions(size=seed_size, threshold=threshold, rule=cast("RuleName", rule)),
-        classifier=classifier or options_for(backbone or "resnet50", **training),
-        validation=validation,
-        jobs=jobs,
-        device=str(open_device(device)),
-        problems=problems,
-        log=_print_epoch,
+        weak, region_folder, out, seed_options, classifier=classifier, execution=execution
     )
-    computed = sum(image.image_id in seeds for image in weak)
-    if not computed:
-        raise InputError(f"{dataset}: no usable image; {problems.skipped[0]}")
-    print(f"{out}: seeds of {computed} images")
-    for way in METHODS:
-        bad = problems if way == METHODS[0] else Problems(skip_bad)  # each is listed once
-        labels = first_labels(weak, region_folder, seeds, way, jobs=jobs, problems=bad)
-        file = out / f"labels-{way}.json"
-        annocoin.write_predictions(file, labels, weak.category_ids)
-        print(f"{file}: {sum(map(len, labels.values()))} pseudo labels, ranked by {way}")
+    print(f"{out}: seeds of {_count_images(seeds, weak, problems)} images")
+    labels: dict[str, Any] = {method: {} for method in METHODS}
+    for image in track([image for image in weak if image.image_id in seeds], "retrieving regions"):
+        with problems.caught():
+            for method, instances in _retrieve(image, region_folder, seeds).items():
+                labels[method][image.image_id] = instances
+    for method, instances in labels.items():
+        file = out / f"labels-{method}.json"
+        annocoin.write_predictions(file, instances, weak.category_ids)
+        print(f"{file}: {sum(map(len, instances.values()))} pseudo labels, retrieved by {method}")
     options.print_skipped(problems)
 
 
@@ -224,36 +222,75 @@ def show_seeds_command(
     from annocoin.regions.storage import RegionFolder
     from annocoin.report import overlay
     from annocoin.report.figures import draw_seeds
-    from annocoin.seeds.retrieval import METHODS, retrieve
     from annocoin.seeds.seed_set import SeedFolder
 
     source = DatasetSource(dataset, split, kind, images, skip_bad)
     weak, problems = source.weak(supervision), source.problems
     seed_folder, region_folder = SeedFolder(seeds), RegionFolder(regions)
-    if seed_folder.provenance.get("supervision") != supervision:
-        raise InputError(
-            f"{seeds}: made with --supervision {seed_folder.provenance.get('supervision')}; use the same"
-        )
     rows = []
-    shown = [i for i in weak if i.image_id in seed_folder and i.image_id in region_folder][:count]
-    for image in shown:
+    for image in [image for image in weak if image.image_id in seed_folder][:count]:
         with problems.caught():
-            peaks, candidates = seed_folder[image.image_id], region_folder[image.image_id]
-            labels = {
-                way: retrieve(candidates, peaks, image.annotation, way).instances(candidates, peaks)
-                for way in METHODS
-            }
+            seed_folder.check(image.image_id, image.annotation)
+            peaks, labels = (
+                seed_folder[image.image_id],
+                _retrieve(image, region_folder, seed_folder),
+            )
             rows.append(draw_seeds(image.pixels(), image.annotation, peaks, labels, weak.classes))
     if not rows:
-        raise InputError(f"{seeds}: no seeds and regions of images of {dataset}")
+        raise InputError(f"{seeds}: no seeds of the images of {dataset}")
     overlay.save(overlay.sheet(rows, 1), out)
     print(f"{out}: {len(rows)} images")
     options.print_skipped(problems)
 
 
-def _print_epoch(metrics: dict[str, Any]) -> None:
-    line = f"epoch {metrics['epoch']}: loss {metrics['loss']:.3f}"
-    line += f", tag mAP in training {100 * metrics['training_tag_map']:.1f} %"
-    if "validation_tag_map" in metrics:
-        line += f", in validation {100 * metrics['validation_tag_map']:.1f} %"
-    print(f"{line}, {metrics['seconds']:.0f} s", flush=True)
+def _train_classifier(
+    dataset: "WeakDataset",
+    out: Path,
+    network: "ClassifierOptions",
+    seed: int,
+    validation: "WeakDataset | None",
+    execution: "Execution",
+) -> None:
+    """Train the classifier of a folder of seeds, or check that the one in it is the same."""
+    from annocoin.engine import image_stages
+    from annocoin.engine.metrics import FileLogger
+    from annocoin.engine.precomputed import CLASSIFIER_FILE
+    from annocoin.engine.trainer import Trainer
+    from annocoin.seeds.seed_set import SeedFolder
+
+    checkpoint, logger = out / image_stages.CHECKPOINT, FileLogger(out / image_stages.METRICS)
+    trainer = Trainer(
+        execution.group, checkpoint=checkpoint, logger=logger, problems=execution.problems
+    )
+    trained = (out / CLASSIFIER_FILE).is_file()
+    # An index without images locks the folder, and refuses seeds of another classifier.
+    with nullcontext() if trained else SeedFolder.writing(out, {"classifier": None}, []):
+        metrics = image_stages.make_classifier(
+            dataset, out, network, seed=seed, trainer=trainer, validation=validation
+        )
+    for name, value in metrics.items():
+        where = "in validation" if name == "validation_tag_map" else "in training"
+        print(f"classifier: tag mAP {100 * value:.1f} % {where}", flush=True)
+
+
+def _retrieve(
+    image: "WeakImage", regions: "RegionFolder", seeds: "SeedFolder"
+) -> "dict[str, Instances]":
+    """The regions retrieved for the seeds of an image, by every method."""
+    from annocoin.seeds.retrieval import METHODS, retrieve
+
+    candidates, peaks = regions[image.image_id], seeds[image.image_id]
+    retrieved = {
+        method: retrieve(candidates, peaks, image.annotation, method) for method in METHODS
+    }
+    return {method: found.instances(candidates, peaks) for method, found in retrieved.items()}
+
+
+def _count_images(
+    folder: "RegionFolder | SeedFolder", images: "LabelledImages | WeakDataset", problems: Problems
+) -> int:
+    """How many of the images the folder has; none is an error."""
+    count = sum(image.image_id in folder for image in images)
+    if not count:
+        raise InputError(f"no usable image; {problems.skipped[0]}")
+    return count
