@@ -205,20 +205,3 @@ def _read_version(path: Path) -> int:
             raise ValueError("larger than any such file")
     with np.load(path, allow_pickle=False) as file:
         return int(file["version"])
-
-
-def write_arrays(path: Path, version: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """`ArrayFormat.write`."""
-    ArrayFormat("", "", version, {}).write(path, arrays)
-
-
-def read_arrays(
-    path: Path, version: int, fields: Fields, decode: Callable[[Arrays], T], *, what: str, made: str
-) -> T:
-    """`ArrayFormat.read`."""
-    return ArrayFormat(what, made, version, fields).read(path, decode)
-
-
-def has_version(path: Path, version: int) -> bool:
-    """`ArrayFormat.is_current`."""
-    return ArrayFormat("", "", version, {}).is_current(path)
