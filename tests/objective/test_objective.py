@@ -1,4 +1,4 @@
-"""The objective's terms by plain loops, and the direct loss against the true gradient."""
+"""The terms of the objective by plain loops, the direct loss against the true gradient."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from annocoin.objective.diversity import (
     self_diversity,
 )
 from annocoin.objective.task_loss import (
-    CLAMP,
-    LOG_ODDS_CLAMP,
-    PRESENT,
-    SHAPE,
-    annotation_loss_table,
+    LOSS_CLAMP,
+    MASK_WEIGHT,
+    MIN_BEST_LOG_ODDS,
+    TRAINING_CLAMP,
     clamp_log_odds,
     disagreement_table,
+    label_columns,
+    labelling_score,
     prediction_loss_table,
+    restricted_loss_table,
 )
 
 CLASSES = (2, 5)
@@ -45,27 +47,27 @@ def world(seed: int, samples: int = 4, regions: int = 6) -> tuple[torch.Tensor, 
 
 
 def loss_between(first: list[int], second: list[int], iou: torch.Tensor) -> float:
-    """Delta(y, y') from its words."""
+    """Delta(y, y') by its definition."""
 
-    def common(one: list[int], other: list[int]) -> float:
+    def similarity(one: list[int], other: list[int]) -> float:
         pairs = itertools.product(range(len(one)), repeat=2)
         return sum(float(iou[u, v]) for u, v in pairs if one[u] > 0 and one[u] == other[v])
 
-    return (common(first, first) + common(second, second)) / 2 - common(first, second)
+    return (similarity(first, first) + similarity(second, second)) / 2 - similarity(first, second)
 
 
 @given(st.integers(0, 10_000))
-def test_losses_between_samples(seed: int) -> None:
+def test_sample_losses_by_loops(seed: int) -> None:
     labels, iou = world(seed)
-    found = sample_losses(labels, iou, CLASSES)
+    losses = sample_losses(labels, iou, CLASSES)
     for k, other in itertools.product(range(4), repeat=2):
         expected = loss_between(labels[k].tolist(), labels[other].tolist(), iou)
-        assert float(found[k, other]) == pytest.approx(expected)
-    torch.testing.assert_close(found, found.T)  # the factor 2 of the gradient needs it
-    assert found.diagonal().abs().max() < 1e-9
+        assert float(losses[k, other]) == pytest.approx(expected)
+    torch.testing.assert_close(losses, losses.T)  # assumed by the factor 2 of the gradient
+    assert losses.diagonal().abs().max() < 1e-9
 
 
-def test_equal_samples_differ_by_nothing_and_a_moved_instance_by_one() -> None:
+def test_sample_loss_is_0_for_equal_samples_and_1_for_a_moved_instance() -> None:
     iou = torch.tensor([[1.0, 0.25, 0.0], [0.25, 1.0, 0.0], [0.0, 0.0, 1.0]])
     labels = torch.tensor([[2, 0, 0], [0, 2, 0], [0, 0, 2], [5, 0, 0], [0, 0, 0]])
     assert sample_losses(labels, iou, CLASSES)[0].tolist() == [0, 0.75, 1, 1, 0.5]
@@ -77,8 +79,8 @@ def test_self_diversity_by_loops(seed: int) -> None:
     expected = 0.0
     for k, other in itertools.permutations(range(4), 2):
         expected += loss_between(labels[k].tolist(), labels[other].tolist(), iou)
-    found = self_diversity(labels, iou, CLASSES)
-    assert float(found) == pytest.approx(expected / (4 * 3))
+    diversity = self_diversity(labels, iou, CLASSES)
+    assert float(diversity) == pytest.approx(expected / (4 * 3))
     assert float(self_diversity(labels[:1], iou, CLASSES)) == 0
 
 
@@ -96,20 +98,19 @@ def test_cross_diversity_by_loops(seed: int) -> None:
 
 @given(st.integers(0, 10_000))
 def test_disagreement_table_adds_up_to_the_loss(seed: int) -> None:
-    """For a sample with one instance of a class, which overlaps no other of its class."""
+    """For a sample with one instance per class."""
     labels, iou = world(seed, samples=2)
     labels[0] = 0
     labels[0, :2] = torch.tensor(CLASSES)
     table = disagreement_table(labels[1], iou, CLASSES)
-    nothing = [0] * 6
-    found = loss_between(nothing, labels[1].tolist(), iou)  # k(y', y') / 2
+    total = loss_between([0] * 6, labels[1].tolist(), iou)  # k(y', y') / 2
     for u, label in enumerate(labels[0].tolist()):
-        found += float(table[u, {0: 0, 2: 1, 5: 2}[label]])
-    assert found == pytest.approx(loss_between(labels[0].tolist(), labels[1].tolist(), iou))
+        total += float(table[u, {0: 0, 2: 1, 5: 2}[label]])
+    assert total == pytest.approx(loss_between(labels[0].tolist(), labels[1].tolist(), iou))
 
 
-def test_losses_between_samples_of_real_regions_are_never_negative() -> None:
-    """Nested regions of one class, as two boxes may require them."""
+def test_sample_losses_of_nested_regions_are_not_negative() -> None:
+    """Two boxes may require such regions."""
     iou = torch.tensor([[1.0, 0.5, 0.25], [0.5, 1.0, 0.5], [0.25, 0.5, 1.0]])
     labels = torch.tensor([[2, 2, 0], [2, 2, 0], [2, 0, 2], [0, 2, 0]])
     losses = sample_losses(labels, iou, (2,))
@@ -119,15 +120,23 @@ def test_losses_between_samples_of_real_regions_are_never_negative() -> None:
 
 
 def test_no_classes() -> None:
-    nothing = torch.zeros(3, 4, dtype=torch.int64)
-    assert disagreement_table(nothing, torch.eye(4), ()).shape == (3, 4, 1)
-    assert float(self_diversity(nothing, torch.eye(4), ())) == 0
+    background = torch.zeros(3, 4, dtype=torch.int64)
+    assert disagreement_table(background, torch.eye(4), ()).shape == (3, 4, 1)
+    assert float(self_diversity(background, torch.eye(4), ())) == 0
+
+
+def test_labelling_score_by_hand() -> None:
+    values = torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
+    assert label_columns(torch.tensor([0, 3, 7]), (3, 7)).tolist() == [0, 1, 2]
+    assert float(labelling_score(values, torch.tensor([0, 7]), (3, 7))) == 31
+    scores = labelling_score(values[None], torch.tensor([[3, 0], [7, 7]]), (3, 7))
+    assert scores.tolist() == [12, 33]
 
 
 def test_prediction_loss_table_by_hand() -> None:
-    chances = torch.tensor([[0.5, 0.25, 0.25], [1e-9, 0.9, 0.1]])
+    probabilities = torch.tensor([[0.5, 0.25, 0.25], [1e-9, 0.9, 0.1]])
     masks = torch.tensor([[0.1, 9.0], [0.2, 0.3]])
-    table = prediction_loss_table(chances.log(), masks)
+    table = prediction_loss_table(probabilities.log(), masks)
     assert table[0].tolist() == pytest.approx(
         [-math.log(0.5), -math.log(0.25) + 0.1, -math.log(0.25) + 6]
     )
@@ -135,57 +144,52 @@ def test_prediction_loss_table_by_hand() -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_self_diversity_of_the_prediction_by_loops(seed: int) -> None:
-    """The expected log loss between two independent draws of every RoI and every pixel."""
+def test_prediction_self_diversity_by_loops(seed: int) -> None:
+    """The expected log loss between two independent samples of every RoI and every pixel."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 4, generator=generator, dtype=torch.float64)
     masks = torch.randn(2, 2, 2, generator=generator, dtype=torch.float64)
     expected = 0.0
     for row in logits.softmax(dim=1).tolist():
-        for mine in row:
-            expected += mine * -math.log(mine) / 3
-    for chance in masks.sigmoid().flatten().tolist():
-        for mine in (chance, 1 - chance):
-            expected += mine * -math.log(mine) / 8
+        for p in row:
+            expected += p * -math.log(p) / 3
+    for foreground in masks.sigmoid().flatten().tolist():
+        for p in (foreground, 1 - foreground):
+            expected += p * -math.log(p) / 8
     assert float(prediction_self_diversity(logits, masks)) == pytest.approx(expected)
 
 
-def test_self_diversity_of_the_prediction_is_finite_when_it_is_certain() -> None:
+def test_prediction_self_diversity_is_finite_for_large_logits() -> None:
     logits = torch.tensor([[100.0, -100.0]], requires_grad=True)
     masks = torch.full((1, 2, 2), 200.0, requires_grad=True)
-    found = prediction_self_diversity(logits, masks)
-    found.backward()
-    assert found.item() == pytest.approx(0, abs=1e-6)
+    diversity = prediction_self_diversity(logits, masks)
+    diversity.backward()
+    assert diversity.item() == pytest.approx(0, abs=1e-6)
     assert masks.grad is not None
     assert bool(masks.grad.isfinite().all())
     assert float(prediction_self_diversity(torch.zeros(0, 3))) == 0
 
 
 def test_dissimilarity() -> None:
-    three = [torch.tensor(float(x)) for x in (10, 4, 2)]
-    assert float(dissimilarity(*three, gamma=0.5)) == 7
-    assert float(dissimilarity(*three, gamma=1.0)) == 6
-    assert float(dissimilarity(three[0], None, three[2], gamma=0.5)) == 9  # PW_c
-    assert float(dissimilarity(three[0], three[1], None, gamma=0.5)) == 8  # PW_p
-    assert float(dissimilarity(three[0], None, None)) == 10
+    terms = [torch.tensor(float(x)) for x in (10, 4, 2)]
+    assert float(dissimilarity(*terms, gamma=0.5)) == 7
+    assert float(dissimilarity(*terms, gamma=1.0)) == 6
+    assert float(dissimilarity(terms[0], None, terms[2], gamma=0.5)) == 9  # PW_c
+    assert float(dissimilarity(terms[0], terms[1], None, gamma=0.5)) == 8  # PW_p
+    assert float(dissimilarity(terms[0], None, None)) == 10
     with pytest.raises(InputError, match="gamma"):
-        dissimilarity(*three, gamma=1.5)
+        dissimilarity(*terms, gamma=1.5)
 
 
 LOSSES = torch.tensor([0.3, 1.7, 0.9])
-"""What each of three labellings costs under a fixed prediction."""
+"""The loss of each of three labellings under a fixed prediction."""
 
-BETWEEN = torch.tensor([[0.0, 1.0, 0.4], [1.0, 0.0, 0.7], [0.4, 0.7, 0.0]])
-"""What each two of them cost as samples; symmetric."""
-
-
-def scores_of(theta: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """S^k(y) of three labellings, [K, 3]: parameters, and noise that moves each by itself."""
-    return theta + noise
+PAIR_LOSSES = torch.tensor([[0.0, 1.0, 0.4], [1.0, 0.0, 0.7], [0.4, 0.7, 0.0]])
+"""The loss between each two of them; symmetric."""
 
 
 def probabilities(theta: torch.Tensor) -> torch.Tensor:
-    """The chance that each labelling wins, by a fine grid of noise; smooth enough to differ."""
+    """The probability that each labelling is the argmax, by a fine grid of noise."""
     steps = torch.linspace(-1, 1, 161, dtype=torch.float64)
     grid = torch.stack(torch.meshgrid(steps, steps, steps, indexing="ij"), dim=-1).view(-1, 3)
     winners = (theta + grid).argmax(dim=1)
@@ -194,17 +198,18 @@ def probabilities(theta: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("epsilon", [0.1, -0.1])
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
-def test_the_estimator_is_the_gradient_of_the_expected_loss(epsilon: float, gamma: float) -> None:
-    """E[loss] - gamma E[loss between two samples] of an argmax, enumerated, against the estimate.
+def test_surrogate_estimates_the_gradient_of_the_expected_loss(
+    epsilon: float, gamma: float
+) -> None:
+    """Of E[loss] - gamma E[loss between two samples] of an argmax.
 
-    The true gradient comes from differences of exact expectations; the estimate from the surrogate
-    with many noise samples.
+    The true gradient by differences of exact expectations, the estimate with many noise samples.
     """
     start = torch.tensor([0.2, 0.0, -0.1], dtype=torch.float64)
 
     def objective(theta: torch.Tensor) -> float:
-        chance = probabilities(theta)
-        return float(chance @ LOSSES.double() - gamma * chance @ BETWEEN.double() @ chance)
+        p = probabilities(theta)
+        return float(p @ LOSSES.double() - gamma * p @ PAIR_LOSSES.double() @ p)
 
     true = []
     for i in range(3):
@@ -217,26 +222,26 @@ def test_the_estimator_is_the_gradient_of_the_expected_loss(epsilon: float, gamm
     generator = torch.Generator().manual_seed(0)
     for _ in range(600):
         noise = torch.rand(60, 3, generator=generator) * 2 - 1
-        scores = scores_of(theta, noise)
+        scores = theta + noise  # S^k(y), [K, 3]
         fixed = scores.detach()
         plain = fixed.argmax(dim=1)
         augmented = (fixed + epsilon * LOSSES).argmax(dim=1)
-        own, other = (1 - torch.eye(60)).nonzero(as_tuple=True)
-        apart = (fixed[own] + epsilon * BETWEEN[plain[other]]).argmax(dim=1)
+        first, second = (1 - torch.eye(60)).nonzero(as_tuple=True)
+        diverse = (fixed[first] + epsilon * PAIR_LOSSES[plain[second]]).argmax(dim=1)
         surrogate = conditional_surrogate(
             scores.gather(1, plain[:, None])[:, 0],
             scores.gather(1, augmented[:, None])[:, 0],
-            scores[own].gather(1, apart[:, None])[:, 0].view(60, 59) if gamma else None,
+            scores[first].gather(1, diverse[:, None])[:, 0].view(60, 59) if gamma else None,
             epsilon=epsilon,
             gamma=gamma,
         )
         gradients.append(torch.autograd.grad(surrogate, theta)[0])
-    found = torch.stack(gradients).mean(dim=0)
-    assert found.tolist() == pytest.approx(true, abs=0.03)
-    assert max(abs(g) for g in true) > 0.2  # so that the test can fail
+    estimate = torch.stack(gradients).mean(dim=0)
+    assert estimate.tolist() == pytest.approx(true, abs=0.03)
+    assert max(abs(g) for g in true) > 0.2  # otherwise 0 would pass
 
 
-def test_labels_that_do_not_move_give_no_gradient() -> None:
+def test_equal_labellings_have_no_gradient() -> None:
     scores = torch.tensor([1.0, 2.0], requires_grad=True)
     direct_loss(scores, scores, 1.0).backward()
     assert scores.grad is not None
@@ -245,42 +250,42 @@ def test_labels_that_do_not_move_give_no_gradient() -> None:
         direct_loss(scores, scores, 0)
 
 
-def test_the_conditioned_table_by_hand() -> None:
-    """Two regions, classes 1 of 3 and 2 of 3 named; the third class's share goes to those."""
-    chance = torch.tensor([[0.5, 0.3, 0.1], [0.9, 0.01, 0.04]])  # the rest is the third class
+def test_restricted_table_by_hand() -> None:
+    """Two regions; two of three classes are annotated and get the probability of the third."""
+    probability = torch.tensor([[0.5, 0.3, 0.1], [0.9, 0.01, 0.04]])  # without the third class
     masks = torch.tensor([[0.2, 0.7], [0.5, 0.5]])
-    table = annotation_loss_table(chance.log(), masks, clamp=100.0, present=-100.0)
+    table = restricted_loss_table(probability.log(), masks, clamp=100.0, min_best_log_odds=-100.0)
     for u in range(2):
-        inside = chance[u, 1:] / chance[u, 1:].sum()
-        shape = (2 * torch.exp(-masks[u])) ** SHAPE
-        odds = (1 - chance[u, 0]) / chance[u, 0] * inside * shape
-        together = 1 + odds.sum()
-        assert torch.allclose(table[u], -torch.log(torch.cat([torch.ones(1), odds]) / together))
+        of_class = probability[u, 1:] / probability[u, 1:].sum()
+        of_mask = (2 * torch.exp(-masks[u])) ** MASK_WEIGHT
+        odds = (1 - probability[u, 0]) / probability[u, 0] * of_class * of_mask
+        expected = torch.cat([torch.ones(1), odds]) / (1 + odds.sum())
+        assert torch.allclose(table[u], -expected.log())
 
 
-def test_a_class_that_is_named_is_somewhere() -> None:
-    chance = torch.tensor([[0.99, 0.008], [0.98, 0.015], [0.999, 0.0005]])
+def test_annotated_classes_have_a_probable_region() -> None:
+    probability = torch.tensor([[0.99, 0.008], [0.98, 0.015], [0.999, 0.0005]])
     masks = torch.full((3, 1), 0.4)
-    table = annotation_loss_table(chance.log(), masks)
+    table = restricted_loss_table(probability.log(), masks)
     margins = table[:, 0] - table[:, 1]
-    assert float(margins.max()) == pytest.approx(PRESENT, abs=1e-5)
+    assert float(margins.max()) == pytest.approx(MIN_BEST_LOG_ODDS, abs=1e-5)
     assert margins.argmax() == 1
-    plain = annotation_loss_table(chance.log(), masks, present=-100.0, clamp=100.0)
+    plain = restricted_loss_table(probability.log(), masks, min_best_log_odds=-100.0, clamp=100.0)
     shift = margins[1] - (plain[1, 0] - plain[1, 1])
     assert float(margins[0] - (plain[0, 0] - plain[0, 1])) == pytest.approx(float(shift), abs=1e-5)
     sure = torch.tensor([[0.001, 0.999], [0.999, 0.001]])
-    spread = annotation_loss_table(sure.log(), torch.full((2, 1), 0.4))
-    assert float((spread[:, 0] - spread[:, 1]).abs().max()) <= CLAMP + 1e-5
-    even = clamp_log_odds(spread)
-    assert (even[:, 0] - even[:, 1]).tolist() == pytest.approx(
-        [LOG_ODDS_CLAMP, -LOG_ODDS_CLAMP], abs=1e-4
+    spread = restricted_loss_table(sure.log(), torch.full((2, 1), 0.4))
+    assert float((spread[:, 0] - spread[:, 1]).abs().max()) <= LOSS_CLAMP + 1e-5
+    clamped = clamp_log_odds(spread)
+    assert (clamped[:, 0] - clamped[:, 1]).tolist() == pytest.approx(
+        [TRAINING_CLAMP, -TRAINING_CLAMP], abs=1e-4
     )
-    assert torch.allclose(even.neg().exp().sum(dim=1), torch.ones(2))
-    assert torch.allclose(clamp_log_odds(table), table, atol=1e-5), "what is within the bound stays"
+    assert torch.allclose(clamped.neg().exp().sum(dim=1), torch.ones(2))
+    assert torch.allclose(clamp_log_odds(table), table, atol=1e-5)  # within the bound
 
 
-def test_the_conditioned_table_of_nothing() -> None:
-    assert annotation_loss_table(torch.zeros(0, 3), torch.zeros(0, 2)).shape == (0, 3)
-    assert annotation_loss_table(torch.zeros(4, 1), torch.zeros(4, 0)).shape == (4, 1)
+def test_restricted_table_of_no_regions_no_classes_and_extreme_values() -> None:
+    assert restricted_loss_table(torch.zeros(0, 3), torch.zeros(0, 2)).shape == (0, 3)
+    assert restricted_loss_table(torch.zeros(4, 1), torch.zeros(4, 0)).shape == (4, 1)
     extreme = torch.tensor([[0.0, -200.0], [-200.0, 0.0]])
-    assert bool(annotation_loss_table(extreme, torch.zeros(2, 1)).isfinite().all())
+    assert bool(restricted_loss_table(extreme, torch.zeros(2, 1)).isfinite().all())

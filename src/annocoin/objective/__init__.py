@@ -1,4 +1,4 @@
-"""The learning objective: task loss, diversities, the dissimilarity coefficient, direct loss.
+"""The learning objective: task loss, diversity, dissimilarity coefficient and direct loss.
 
-Pure functions on tensors: no files, no devices, no networks.
+Pure functions on tensors: no files, no networks.
 """

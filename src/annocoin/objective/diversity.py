@@ -1,4 +1,4 @@
-"""Diversities DIV and the dissimilarity coefficient DISC between the two distributions."""
+"""Diversities DIV and the dissimilarity coefficient DISC of the distributions (eq. 7, 8, 11)."""
 
 from __future__ import annotations
 
@@ -7,29 +7,53 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from annocoin.errors import InputError
-from annocoin.objective.task_loss import one_hot, total
+from annocoin.objective.task_loss import labelling_score, one_hot
 
 GAMMA = 0.5
 
 
-def cross_diversity(table: Tensor, samples: Tensor, classes: tuple[int, ...]) -> Tensor:
-    """DIV(Pr_p, Pr_c) = 1/K sum_k sum_u D[u, y^k_u], a number.
+def dissimilarity(
+    cross: Tensor, conditional: Tensor | None, prediction: Tensor | None, gamma: float = GAMMA
+) -> Tensor:
+    """DISC = DIV(Pr_p, Pr_c) - gamma DIV(Pr_c, Pr_c) - (1 - gamma) DIV(Pr_p, Pr_p).
 
-    The expectation over Pr_p is in the table, for Pr_p is fully factorised.
+    The three terms must have the same unit, such as log losses per RoI; the functions below return
+    a sum over regions, a number of instances and a mean over RoIs.
+
+    Args:
+        conditional: DIV(Pr_c, Pr_c); None omits it, as the pointwise network PW_c does.
+        prediction: DIV(Pr_p, Pr_p); None omits it, as PW_p does.
+    """
+    if not 0 <= gamma <= 1:
+        raise InputError(f"gamma {gamma}; expected 0 to 1")
+    result = cross
+    if conditional is not None:
+        result = result - gamma * conditional
+    if prediction is not None:
+        result = result - (1 - gamma) * prediction
+    return result
+
+
+def cross_diversity(table: Tensor, samples: Tensor, classes: tuple[int, ...]) -> Tensor:
+    """DIV(Pr_p, Pr_c) = 1/K sum_k sum_u D[u, y^k_u], a scalar.
+
+    Pr_p is fully factorised, so that the table already contains the expectation over it.
 
     Args:
         table: D [P, J+1], see `prediction_loss_table`.
         samples: y^k, int64 [K, P] of 0..C.
+        classes: the classes of columns 1..J.
     """
-    return total(table, samples, classes).mean()
+    return labelling_score(table, samples, classes).mean()
 
 
 def self_diversity(samples: Tensor, iou: Tensor, classes: tuple[int, ...]) -> Tensor:
-    """DIV(Pr_c, Pr_c) = 1/(K(K-1)) sum over k, k' != k of Delta(y^k, y^k'), a number; 0 if K = 1.
+    """DIV(Pr_c, Pr_c) = 1/(K(K-1)) sum over k, k' != k of Delta(y^k, y^k'), a scalar; 0 if K = 1.
 
     Args:
         samples: y^k, int64 [K, P] of 0..C.
         iou: of all pairs of regions, [P, P].
+        classes: the classes that may occur in the samples.
     """
     losses = sample_losses(samples, iou, classes)
     count = len(losses)
@@ -39,55 +63,33 @@ def self_diversity(samples: Tensor, iou: Tensor, classes: tuple[int, ...]) -> Te
 
 
 def sample_losses(samples: Tensor, iou: Tensor, classes: tuple[int, ...]) -> Tensor:
-    """Delta(y^k, y^k') of every two samples, [K, K]; see `disagreement_table`."""
-    chosen = one_hot(samples, classes, iou.dtype).transpose(1, 2)  # [K, J, P]
-    common = torch.einsum("kjp,pq,ljq->kl", chosen, iou, chosen)
-    own = common.diagonal()
-    return (own[:, None] + own[None]) / 2 - common
+    """Delta(y^k, y^k') of all pairs of samples, [K, K]; see `disagreement_table`."""
+    selected = one_hot(samples, classes, iou.dtype).transpose(1, 2)  # [K, J, P]
+    similarity = torch.einsum("kjp,pq,ljq->kl", selected, iou, selected)
+    norm = similarity.diagonal()
+    return (norm[:, None] + norm[None]) / 2 - similarity
 
 
 def prediction_self_diversity(class_logits: Tensor, mask_logits: Tensor | None = None) -> Tensor:
-    """DIV(Pr_p, Pr_p): the log loss between two draws, which is the entropy. A mean over RoIs.
+    """DIV(Pr_p, Pr_p), the log loss between two samples, which is the entropy: a mean over RoIs.
 
     Args:
         class_logits: [N, C+1].
-        mask_logits: of the masks that count, [M, h, w]; their entropy is averaged over pixels.
+        mask_logits: masks of foreground RoIs, [M, h, w]; their entropy is averaged over pixels.
     """
-    logs = class_logits.log_softmax(dim=1)
-    found = class_entropy(logs).mean() if len(logs) else class_logits.sum() * 0
+    entropy = class_entropy(class_logits.log_softmax(dim=1))
+    result = entropy.mean() if len(entropy) else class_logits.sum() * 0
     if mask_logits is None or not len(mask_logits):
-        return found
-    return found + mask_entropy(mask_logits).mean()
+        return result
+    return result + mask_entropy(mask_logits).mean()
 
 
-def dissimilarity(
-    cross: Tensor,
-    conditional: Tensor | None,
-    prediction: Tensor | None,
-    gamma: float = GAMMA,
-) -> Tensor:
-    """DISC = DIV(Pr_p, Pr_c) - gamma DIV(Pr_c, Pr_c) - (1 - gamma) DIV(Pr_p, Pr_p).
-
-    A self diversity that is None is left out: PW_c has no conditional's, PW_p no prediction's. All
-    three must count the same things, such as log losses a RoI: the functions here give a sum over
-    regions, a number of instances, and a mean over RoIs.
-    """
-    if not 0 <= gamma <= 1:
-        raise InputError(f"gamma {gamma}; expected 0 to 1")
-    found = cross
-    if conditional is not None:
-        found = found - gamma * conditional
-    if prediction is not None:
-        found = found - (1 - gamma) * prediction
-    return found
-
-
-def class_entropy(logs: Tensor) -> Tensor:
-    """Of distributions over classes, given as logarithms [N, C+1]: [N]."""
-    return -(logs.exp() * logs).sum(dim=1)
+def class_entropy(log_probabilities: Tensor) -> Tensor:
+    """Entropies [N] of distributions over classes, from log probabilities [N, C+1]."""
+    return -(log_probabilities.exp() * log_probabilities).sum(dim=1)
 
 
 def mask_entropy(logits: Tensor) -> Tensor:
-    """Of masks whose pixels are in or out, given as logits [M, h, w]: means over pixels, [M]."""
-    # -p log p - (1-p) log(1-p), written so that large logits stay finite
+    """Mean entropies [M] of the binary pixels of masks, from logits [M, h, w]."""
+    # -p log p - (1-p) log(1-p), in a form that is finite for large logits
     return (softplus(logits) - logits.sigmoid() * logits).mean(dim=(1, 2))
