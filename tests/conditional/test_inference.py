@@ -1,4 +1,4 @@
-"""Greedy inference: exact about requirements, near the true argmax, equal to a plain loop."""
+"""Greedy inference: meets requirements, is close to the argmax, equals a plain loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from annocoin.conditional.inference import Suppression, build_suppression, infer
 from annocoin.conditional.requirements import Requirements, requirements_of
 from annocoin.errors import InputError
-from annocoin.objective.task_loss import columns_of, total
+from annocoin.objective.task_loss import labelling_score
 from annocoin.regions.region_set import RegionSet
 from annocoin.types import Annotation, WeakLabel
-from conditional.test_requirements import seeds_at, stripes
-from conditional.worlds import annotated, random_seeds
+from conditional.worlds import annotated, annotation, random_seeds, seeds_at, stripes
+
+Image = tuple[RegionSet, Annotation]
 
 
 def random_scores(requirements: Requirements, seed: int, samples: int = 3) -> torch.Tensor:
@@ -24,74 +25,78 @@ def random_scores(requirements: Requirements, seed: int, samples: int = 3) -> to
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def labels_of(
+    scores: torch.Tensor, requirements: Requirements, local_search: bool = False
+) -> list[list[int]]:
+    """The inferred labels with default suppression."""
+    suppression = build_suppression(requirements)
+    return infer(scores, requirements, suppression, local_search=local_search).labels.tolist()
+
+
 @settings(deadline=None, max_examples=200)
 @given(annotated(), st.integers(0, 1000), st.sampled_from(["smaller", "later"]), st.booleans())
-def test_requirements_are_met_and_nothing_else_overlaps(
-    world: tuple[RegionSet, Annotation], seed: int, of: str, seeded: bool
+def test_requirements_are_met_and_extra_regions_are_not_suppressed(
+    image: Image, seed: int, denominator: str, seeded: bool
 ) -> None:
-    regions, said = world
-    seeds = random_seeds(said, seed) if seeded else None
-    requirements = requirements_of(said, regions, seeds=seeds)
-    shares = requirements.regions.containment()
-    overlap = torch.maximum(shares, shares.T) if of == "smaller" else shares.T
+    regions, weak_labels = image
+    seeds = random_seeds(weak_labels, seed) if seeded else None
+    requirements = requirements_of(weak_labels, regions, seeds=seeds)
+    containment = requirements.regions.containment()
+    overlap = containment.T
+    if denominator == "smaller":
+        overlap = torch.maximum(containment, containment.T)
     scores = random_scores(requirements, seed)
-    found = infer(
-        scores,
-        requirements,
-        build_suppression(requirements, 0.3, of),  # type: ignore[arg-type]
-        local_search=bool(seed % 2),
-    )
-    for labels, met, own in zip(found.labels, found.met, scores, strict=True):
+    suppression = build_suppression(requirements, 0.3, denominator)  # type: ignore[arg-type]
+    result = infer(scores, requirements, suppression, local_search=bool(seed % 2))
+    for labels, met, g in zip(result.labels, result.required_regions, scores, strict=True):
         assert requirements.met_by(labels)
         assert len(met.unique()) == len(met)
         for requirement, region in zip(requirements.required, met.tolist(), strict=True):
             assert requirement.compatible[region]
             assert labels[region] == requirement.label
         assert set(labels.tolist()) <= {0, *requirements.labels}
-        needed = set(met.tolist())
-        chosen = labels.nonzero()[:, 0].tolist()
-        for u in set(chosen) - needed:
+        required = set(met.tolist())
+        selected = labels.nonzero()[:, 0].tolist()
+        for u in set(selected) - required:
             column = requirements.labels.index(int(labels[u]))
-            assert requirements.further[column, u]
-            assert own[u, column + 1] > own[u, 0]
-            for v in chosen:
+            assert requirements.extra_allowed[column, u]
+            assert g[u, column + 1] > g[u, 0]
+            for v in selected:
                 if v != u and labels[v] == labels[u]:
                     assert min(overlap[u, v], overlap[v, u]) <= 0.3 + 1e-6
-                    if of == "smaller" or v in needed:
+                    if denominator == "smaller" or v in required:
                         assert overlap[v, u] <= 0.3 + 1e-6
                 elif v != u:
-                    assert max(shares[u, v], shares[v, u]) <= 0.5 + 1e-6
+                    assert max(containment[u, v], containment[v, u]) <= 0.5 + 1e-6
 
 
 def plain_greedy(
     scores: torch.Tensor, requirements: Requirements, suppression: Suppression
 ) -> list[int]:
-    """For tags alone: best regions first, as the paper's algorithm does for each class."""
+    """For tags only: regions by descending margin, one class after the other, as in the paper."""
     labels = [0] * len(requirements.regions)
     margins = scores[:, 1:] - scores[:, :1]
     for column, label in enumerate(requirements.labels):
-        chosen: list[int] = []
+        selected: list[int] = []
         for u in margins[:, column].argsort(descending=True, stable=True).tolist():
-            if chosen and margins[u, column] <= 0:
+            if selected and margins[u, column] <= 0:
                 break
-            if not any(suppression.within[column, v, u] for v in chosen):
-                chosen.append(u)
+            if not any(suppression.same_class[column, v, u] for v in selected):
+                selected.append(u)
                 labels[u] = label
     return labels
 
 
 @settings(deadline=None)
-@given(annotated(weak_labels=0), st.integers(0, 1000), st.sampled_from([0.1, 0.3, 0.7]))
-def test_for_one_tag_it_is_the_plain_greedy_algorithm(
-    world: tuple[RegionSet, Annotation], seed: int, most: float
-) -> None:
-    said = Annotation(world[1].size, (WeakLabel(2),))
-    requirements = requirements_of(said, world[0])
-    suppression = build_suppression(requirements, most)
+@given(annotated(max_labels=0), st.integers(0, 1000), st.sampled_from([0.1, 0.3, 0.7]))
+def test_one_tag_by_a_plain_loop(image: Image, seed: int, threshold: float) -> None:
+    tag = Annotation(image[1].size, (WeakLabel(2),))
+    requirements = requirements_of(tag, image[0])
+    suppression = build_suppression(requirements, threshold)
     scores = random_scores(requirements, seed)
-    found = infer(scores, requirements, suppression)
-    for labels, own in zip(found.labels, scores, strict=True):
-        assert labels.tolist() == plain_greedy(own, requirements, suppression)
+    result = infer(scores, requirements, suppression)
+    for labels, g in zip(result.labels, scores, strict=True):
+        assert labels.tolist() == plain_greedy(g, requirements, suppression)
 
 
 def brute_force(
@@ -104,173 +109,220 @@ def brute_force(
         labels = torch.tensor(choice)
         if not requirements.met_by(labels):
             continue
-        chosen = [u for u in range(count) if choice[u]]
+        selected = [u for u in range(count) if choice[u]]
         if any(
-            choice[u] == choice[v] and suppression.within[classes.index(choice[u]), u, v]
-            for u, v in itertools.combinations(chosen, 2)
+            choice[u] == choice[v] and suppression.same_class[classes.index(choice[u]), u, v]
+            for u, v in itertools.combinations(selected, 2)
         ):
             continue
-        best = max(best, float(total(scores, labels, classes)))
+        best = max(best, float(labelling_score(scores, labels, classes)))
     return best
 
 
-def test_how_often_it_is_the_true_argmax() -> None:
-    """Tags on tiny worlds; the same is counted at length in benchmarks/conditional.py."""
-    equal = tried = 0
+def test_share_of_problems_with_the_true_argmax() -> None:
+    """Tags in tiny images; benchmarks/conditional.py counts more of them."""
+    equal = 0
     for seed in range(40):
         generator = torch.Generator().manual_seed(seed)
         members = torch.rand(5, 4, generator=generator) < 0.4
         members[torch.arange(5), torch.arange(5) % 4] = True
         regions = RegionSet.of(stripes([0]).superpixels, members)
-        requirements = requirements_of(Annotation((6, 8), (WeakLabel(1), WeakLabel(2))), regions)
+        requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), regions)
         suppression = build_suppression(requirements, 0.3, cross_class_nms_threshold=1.0)
         scores = random_scores(requirements, seed, 1)
-        found = infer(scores, requirements, suppression, local_search=True).labels
-        own = float(total(scores, found, requirements.labels)[0])
+        searched = infer(scores, requirements, suppression, local_search=True).labels
         greedy = infer(scores, requirements, suppression).labels
+        score = float(labelling_score(scores, searched, requirements.labels)[0])
         best = brute_force(scores[0], requirements, suppression)
-        assert own <= best + 1e-5
-        assert own >= float(total(scores, greedy, requirements.labels)[0])
-        equal += own > best - 1e-5
-        tried += 1
-    assert equal / tried >= 0.7
+        assert score <= best + 1e-5
+        assert score >= float(labelling_score(scores, greedy, requirements.labels)[0])
+        equal += score > best - 1e-5
+    assert equal / 40 >= 0.7
 
 
-def test_requirements_that_want_the_same_region_share_out_the_best() -> None:
-    """Both boxes like region 0 most; the sum is best if the second one has it."""
-    regions = stripes([0], [0], [3])
+def test_requirements_with_the_same_best_region_get_the_best_assignment() -> None:
+    """Region 0 is the best of both boxes; the sum is greatest if the second one has it."""
     box = (0.0, 0.0, 2.0, 6.0)
-    said = Annotation((6, 8), (WeakLabel(1, box=box), WeakLabel(2, box=box)))
-    requirements = requirements_of(said, regions)
+    boxes = annotation(WeakLabel(1, box=box), WeakLabel(2, box=box))
+    requirements = requirements_of(boxes, stripes([0], [0], [3]))
     scores = torch.zeros(1, 3, 3)
     scores[0, 0] = torch.tensor([0.0, 5.0, 4.0])
     scores[0, 1] = torch.tensor([0.0, 4.5, 1.0])
-    found = infer(scores, requirements, build_suppression(requirements))
-    assert found.met.tolist() == [[1, 0]]
-    assert found.labels.tolist() == [[2, 1, 0]]
+    result = infer(scores, requirements, build_suppression(requirements))
+    assert result.required_regions.tolist() == [[1, 0]]
+    assert result.labels.tolist() == [[2, 1, 0]]
 
 
 def test_a_region_has_one_label() -> None:
-    regions = stripes([0], [1])
-    requirements = requirements_of(Annotation((6, 8), (WeakLabel(1), WeakLabel(2))), regions)
+    requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), stripes([0], [1]))
     scores = torch.tensor([[[0.0, 3.0, 2.0], [0.0, 0.5, -1.0]]])
-    found = infer(scores, requirements, build_suppression(requirements))
-    assert found.labels.tolist() == [[2, 1]]  # 2 + 0.5 is more than 3 - 1
+    assert labels_of(scores, requirements) == [[2, 1]]  # 2 + 0.5 is more than 3 - 1
 
 
-def test_the_best_region_is_taken_even_if_background_is_likelier() -> None:
-    regions = stripes([0], [1])
-    requirements = requirements_of(Annotation((6, 8), (WeakLabel(1),)), regions)
+def test_a_requirement_is_met_even_if_background_has_a_higher_score() -> None:
+    requirements = requirements_of(annotation(WeakLabel(1)), stripes([0], [1]))
     scores = torch.tensor([[[0.0, -3.0], [0.0, -2.0]]])
-    assert infer(scores, requirements, build_suppression(requirements)).labels.tolist() == [[0, 1]]
-    free = requirements.without_obligation()
-    assert infer(scores, free, build_suppression(free)).labels.tolist() == [[0, 0]]
+    assert labels_of(scores, requirements) == [[0, 1]]
+    assert labels_of(scores, requirements.unconstrained()) == [[0, 0]]
 
 
-def test_as_printed_it_tiles_the_image() -> None:
-    regions = stripes([0], [1], [2], [3], [0, 1])
-    requirements = requirements_of(Annotation((6, 8), (WeakLabel(1),)), regions)
+def test_select_all_tiles_the_image() -> None:
+    requirements = requirements_of(annotation(WeakLabel(1)), stripes([0], [1], [2], [3], [0, 1]))
     scores = torch.full((1, 5, 2), -1.0)
     scores[0, :, 0] = 5
-    found = infer(scores, requirements, build_suppression(requirements), select_all=True)
-    assert (found.labels[0] > 0).sum() == 4
+    result = infer(scores, requirements, build_suppression(requirements), select_all=True)
+    assert (result.labels[0] > 0).sum() == 4
 
 
-def test_overlap_as_printed_keeps_a_region_that_contains_a_chosen_part() -> None:
-    regions = stripes([0], [0, 1, 2, 3])
-    requirements = requirements_of(Annotation((6, 8), (WeakLabel(1),)), regions)
+def test_the_papers_overlap_keeps_a_region_that_contains_a_selected_part() -> None:
+    requirements = requirements_of(annotation(WeakLabel(1)), stripes([0], [0, 1, 2, 3]))
     scores = torch.tensor([[[0.0, 2.0], [0.0, 1.0]]])
-    printed = infer(scores, requirements, build_suppression(requirements, of="later"))
-    assert printed.labels.tolist() == [[1, 1]]
-    assert infer(scores, requirements, build_suppression(requirements)).labels.tolist() == [[1, 0]]
-
-
-def test_total_by_hand() -> None:
-    values = torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
-    assert columns_of(torch.tensor([0, 3, 7]), (3, 7)).tolist() == [0, 1, 2]
-    assert float(total(values, torch.tensor([0, 7]), (3, 7))) == 31
-    assert total(values[None], torch.tensor([[3, 0], [7, 7]]), (3, 7)).tolist() == [12, 33]
+    later = build_suppression(requirements, overlap_denominator="later")
+    assert infer(scores, requirements, later).labels.tolist() == [[1, 1]]
+    assert labels_of(scores, requirements) == [[1, 0]]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_bad_scores(value: float) -> None:
-    regions = stripes([0], [1])
-    requirements = requirements_of(Annotation((6, 8), (WeakLabel(1),)), regions)
+    requirements = requirements_of(annotation(WeakLabel(1)), stripes([0], [1]))
     with pytest.raises(InputError, match="finite"):
-        infer(torch.full((1, 2, 2), value), requirements, build_suppression(requirements))
+        labels_of(torch.full((1, 2, 2), value), requirements)
     with pytest.raises(InputError, match=r"expected \[K, 2, 2\]"):
-        infer(torch.zeros(1, 2, 3), requirements, build_suppression(requirements))
+        labels_of(torch.zeros(1, 2, 3), requirements)
 
 
-def test_an_image_without_a_mark() -> None:
+def test_empty_annotation() -> None:
     regions = stripes([0], [1])
-    requirements = requirements_of(Annotation((6, 8)), regions)
-    found = infer(torch.zeros(3, 2, 1), requirements, build_suppression(requirements))
-    assert found.labels.tolist() == [[0, 0]] * 3
-    assert found.labels.dtype == torch.int64
-    assert found.met.shape == (3, 0)
-    empty = requirements_of(Annotation((6, 8)), regions[[]])
+    requirements = requirements_of(annotation(), regions)
+    result = infer(torch.zeros(3, 2, 1), requirements, build_suppression(requirements))
+    assert result.labels.tolist() == [[0, 0]] * 3
+    assert result.labels.dtype == torch.int64
+    assert result.required_regions.shape == (3, 0)
+    empty = requirements_of(annotation(), regions[[]])
     assert infer(torch.zeros(3, 0, 1), empty, build_suppression(empty)).labels.shape == (3, 0)
 
 
-def test_peaks_of_other_classes_are_no_peaks_of_its_own() -> None:
-    """Region 1 holds one more peak than region 0, but of another class."""
-    regions = stripes([0], [0, 1])
-    said = Annotation((6, 8), (WeakLabel(1), WeakLabel(2)))
+def test_peaks_count_for_their_class_only() -> None:
+    """Region 1 contains one more peak than region 0, but of the other class."""
+    tags = annotation(WeakLabel(1), WeakLabel(2))
     seeds = seeds_at([(0.5, 3), (2.5, 3)], [1, 2])
-    requirements = requirements_of(said, regions, seeds=seeds)
-    first, second = build_suppression(requirements, 1.0).within
+    requirements = requirements_of(tags, stripes([0], [0, 1]), seeds=seeds)
+    first, second = build_suppression(requirements, 1.0).same_class
     assert first[0, 1]
     assert not second[0, 1]
-    assert not build_suppression(requirements.without_obligation(), 1.0).within.any()
+    assert not build_suppression(requirements.unconstrained(), 1.0).same_class.any()
 
 
-def test_every_instance_needs_a_peak_of_its_own() -> None:
-    """Regions 0 and 1 hold the same peak and overlap little; region 2 holds another one."""
-    regions = stripes([0, 1], [0, 2, 3], [3])
-    said = Annotation((6, 8), (WeakLabel(1),))
+def test_every_instance_needs_a_further_peak() -> None:
+    """Regions 0 and 1 contain the same peak, region 2 another one."""
+    tag = annotation(WeakLabel(1))
     seeds = seeds_at([(0.5, 3), (7.5, 3)], [1, 1])
     scores = torch.tensor([[[0.0, 3.0], [0.0, 2.0], [0.0, 1.0]]])
-    small = stripes([0, 1], [0], [3])
-    requirements = requirements_of(said, small, seeds=seeds)
-    assert build_suppression(requirements, 1.0).within.tolist() == [
-        [
-            [True, True, False],
-            [True, True, False],
-            [False, False, True],
-        ]
+    requirements = requirements_of(tag, stripes([0, 1], [0], [3]), seeds=seeds)
+    suppression = build_suppression(requirements, 1.0)
+    assert suppression.same_class.tolist() == [
+        [[True, True, False], [True, True, False], [False, False, True]]
     ]
-    assert infer(scores, requirements, build_suppression(requirements, 1.0)).labels.tolist() == [
-        [1, 0, 1]
-    ]
-    free = requirements_of(said, regions)
-    assert infer(scores, free, build_suppression(free, 1.0)).labels.tolist() == [[1, 1, 1]]
+    assert infer(scores, requirements, suppression).labels.tolist() == [[1, 0, 1]]
+    unseeded = requirements_of(tag, stripes([0, 1], [0, 2, 3], [3]))
+    suppression = build_suppression(unseeded, 1.0)
+    assert infer(scores, unseeded, suppression).labels.tolist() == [[1, 1, 1]]
 
 
 def test_tags_do_not_share_an_object() -> None:
-    """Both classes like region 0 most; the one that likes it less takes the next best."""
+    """The best regions of both classes overlap; the one with less gain takes its next best."""
     regions = stripes([0, 1], [0], [2], [3])
-    requirements = requirements_of(Annotation((6, 8), (WeakLabel(1), WeakLabel(2))), regions)
+    requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), regions)
     scores = torch.tensor([[[0.0, 5, 1], [0.0, 1, 4], [0.0, -9, 3], [0.0, -9, -9]]])
-    assert infer(scores, requirements, build_suppression(requirements)).labels.tolist() == [
-        [1, 0, 2, 0]
-    ]
+    assert labels_of(scores, requirements) == [[1, 0, 2, 0]]
     paper = build_suppression(requirements, cross_class_nms_threshold=1.0)
     assert infer(scores, requirements, paper).labels.tolist() == [[1, 2, 2, 0]]
 
 
-def test_a_place_that_a_person_marked_is_left_to_it() -> None:
-    regions = stripes([0, 1], [0], [2], [3])
-    said = Annotation((6, 8), (WeakLabel(1), WeakLabel(2, box=(0.0, 0.0, 4.0, 6.0))))
-    requirements = requirements_of(said, regions)
+def test_tags_avoid_the_objects_of_boxes() -> None:
+    labels = annotation(WeakLabel(1), WeakLabel(2, box=(0.0, 0.0, 4.0, 6.0)))
+    requirements = requirements_of(labels, stripes([0, 1], [0], [2], [3]))
     scores = torch.tensor([[[0.0, 1, 0], [0.0, 9, 0], [0.0, 2, 0], [0.0, -9, 0]]])
-    found = infer(scores, requirements, build_suppression(requirements))
-    assert found.labels.tolist() == [[2, 0, 1, 0]]
-    assert found.met.tolist() == [[2, 0]]
+    result = infer(scores, requirements, build_suppression(requirements))
+    assert result.labels.tolist() == [[2, 0, 1, 0]]
+    assert result.required_regions.tolist() == [[2, 0]]
 
 
-def test_tags_share_an_object_if_nothing_else_is_left() -> None:
+def test_tags_share_an_object_if_no_other_region_is_left() -> None:
     regions = stripes([0, 1, 2, 3], [0])
-    requirements = requirements_of(Annotation((6, 8), (WeakLabel(1), WeakLabel(2))), regions)
-    scores = torch.tensor([[[0.0, 5, 1], [0.0, 1, 4]]])
-    assert infer(scores, requirements, build_suppression(requirements)).labels.tolist() == [[1, 2]]
+    requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), regions)
+    assert labels_of(torch.tensor([[[0.0, 5, 1], [0.0, 1, 4]]]), requirements) == [[1, 2]]
+
+
+UNION_AND_PARTS = stripes([0, 1, 2], [0], [2])
+UNION_BEST = torch.tensor([[[0.0, 4.0], [0.0, 3.0], [0.0, 2.0]]])
+
+
+def test_local_search_replaces_a_union_by_its_parts() -> None:
+    requirements = requirements_of(annotation(WeakLabel(1)), UNION_AND_PARTS)
+    scores = torch.cat([UNION_BEST, torch.tensor([[[0.0, 6.0], [0.0, 3.0], [0.0, 2.0]]])])
+    assert labels_of(scores, requirements) == [[1, 0, 0], [1, 0, 0]]
+    result = infer(scores, requirements, build_suppression(requirements), local_search=True)
+    assert result.labels.tolist() == [[0, 1, 1], [1, 0, 0]]  # 3 + 2 is more than 4, less than 6
+    assert result.required_regions.tolist() == [[1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "expected"), [([(1, 3), (5, 3)], [[0, 1, 1]]), ([(1, 3)], [[1, 0, 0]])]
+)
+def test_local_search_needs_a_peak_for_each_part(
+    peaks: list[tuple[float, float]], expected: list[list[int]]
+) -> None:
+    seeds = seeds_at(peaks, [1] * len(peaks))
+    requirements = requirements_of(annotation(WeakLabel(1)), UNION_AND_PARTS, seeds=seeds)
+    assert labels_of(UNION_BEST, requirements, local_search=True) == expected
+
+
+def test_local_search_keeps_the_region_of_a_box() -> None:
+    box = annotation(WeakLabel(1, box=(0.0, 0.0, 6.0, 6.0)))
+    requirements = requirements_of(box, UNION_AND_PARTS)
+    assert labels_of(UNION_BEST, requirements, local_search=True) == [[1, 0, 0]]
+
+
+@settings(deadline=None, max_examples=100)
+@given(annotated(), st.integers(0, 1000), st.sampled_from([0.1, 0.5]))
+def test_local_search_leaves_no_better_pair_and_lowers_no_score(
+    image: Image, seed: int, threshold: float
+) -> None:
+    """By trying all pairs of regions in place of each one."""
+    regions, weak_labels = image
+    requirements = requirements_of(weak_labels, regions)
+    classes = requirements.labels
+    suppression = build_suppression(requirements, threshold)
+    same_class, cross_class = suppression
+    scores = random_scores(requirements, seed)
+    greedy = infer(scores, requirements, suppression).labels
+    result = infer(scores, requirements, suppression, local_search=True)
+    after, before = (labelling_score(scores, y, classes) for y in (result.labels, greedy))
+    assert (after >= before - 1e-5).all()
+    for g, labels, met in zip(scores, result.labels, result.required_regions, strict=True):
+        assert requirements.met_by(labels)
+        pairs = list(zip(requirements.required, met.tolist(), strict=True))
+        fixed = {region for r, region in pairs if not r.allows_extra}
+        selected = set(labels.nonzero()[:, 0].tolist())
+        for u in selected - fixed:
+            column = classes.index(int(labels[u]))
+            margins = g[:, column + 1] - g[:, 0]
+            rest = selected - {u}
+            for a, b in itertools.combinations(set(range(len(regions))) - selected, 2):
+                if min(margins[a], margins[b]) <= 0:
+                    continue
+                if not requirements.extra_allowed[column][[a, b]].all():
+                    continue
+                if same_class[column, a, b] or same_class[column, b, a]:
+                    continue
+                if any(
+                    same_class[column, v, w] or same_class[column, w, v]
+                    if labels[v] == labels[u]
+                    else cross_class[v, w]
+                    for v in rest
+                    for w in (a, b)
+                ):
+                    continue
+                if all(r.compatible[[a, b]].any() for r, region in pairs if region == u):
+                    assert margins[a] + margins[b] <= margins[u] + 1e-5

@@ -1,4 +1,4 @@
-"""Samples of one image: how sure an instance is, by hand."""
+"""Confidence and agreement of samples, by hand; samples of a network."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from annocoin.conditional.requirements import requirements_of
 from annocoin.conditional.samples import Samples
 from annocoin.conditional.scoring import Candidates, ScoringOptions, draw_samples
 from annocoin.engine.randomness import generator_at
-from annocoin.errors import InputError
-from annocoin.types import Annotation, WeakLabel
-from conditional.test_requirements import stripes
+from annocoin.types import WeakLabel
+from conditional.worlds import annotation, stripes
 
 REGIONS = stripes([0], [0, 1], [2, 3], [3])
 
@@ -25,28 +24,28 @@ def samples(*labels: list[int]) -> Samples:
         regions=REGIONS,
         labels=y,
         margins=(y > 0).float() * torch.tensor([4.0, 3.0, 2.0, 1.0]),
-        met=torch.zeros(len(y), 0, dtype=torch.int64),
+        required_regions=torch.zeros(len(y), 0, dtype=torch.int64),
         annotation_index=(),
     )
 
 
-def test_confidence_is_the_mean_best_overlap_in_the_other_samples() -> None:
-    found = samples([1, 0, 2, 0], [0, 1, 2, 0], [1, 0, 0, 1])
+def test_confidence_is_the_mean_best_iou_in_the_other_samples() -> None:
+    result = samples([1, 0, 2, 0], [0, 1, 2, 0], [1, 0, 0, 1])
     # region 0 is half of region 1; region 3 is half of region 2, but of another class there
-    assert found.confidence[0, 0] == pytest.approx((0.5 + 1) / 2)
-    assert found.confidence[1, 1] == pytest.approx((0.5 + 0.5) / 2)
-    assert found.confidence[0, 2] == pytest.approx((1 + 0) / 2)
-    assert found.confidence[2, 3] == 0
-    assert math.isnan(found.confidence[0, 1])
+    assert result.confidence[0, 0] == pytest.approx((0.5 + 1) / 2)
+    assert result.confidence[1, 1] == pytest.approx((0.5 + 0.5) / 2)
+    assert result.confidence[0, 2] == pytest.approx((1 + 0) / 2)
+    assert result.confidence[2, 3] == 0
+    assert math.isnan(result.confidence[0, 1])
 
 
-def test_consensus_is_the_sample_that_others_agree_with() -> None:
-    found = samples([1, 0, 2, 0], [1, 0, 2, 0], [0, 1, 0, 1])
-    best = found.consensus()
+def test_consensus_is_the_sample_of_greatest_agreement() -> None:
+    result = samples([1, 0, 2, 0], [1, 0, 2, 0], [0, 1, 0, 1])
+    best = result.consensus()
     assert best.labels.tolist() == [1, 2]
     assert best.confidence.tolist() == pytest.approx([(1 + 0.5) / 2, 0.5])
     assert best.scores[0] > best.scores[1]
-    assert found.support[0] == found.support[1] > found.support[2]
+    assert result.agreement[0] == result.agreement[1] > result.agreement[2]
 
 
 def test_diversity() -> None:
@@ -57,9 +56,9 @@ def test_diversity() -> None:
 
 
 def test_one_sample_has_no_confidence() -> None:
-    found = samples([1, 0, 0, 2])
-    assert found.diversity == 0
-    one = found.consensus()
+    single = samples([1, 0, 0, 2])
+    assert single.diversity == 0
+    one = single.consensus()
     assert one.confidence.isnan().all()
     assert one.labels.tolist() == [1, 2]
 
@@ -72,23 +71,17 @@ def test_samples_of_a_network(terms: str, pairwise: str) -> None:
     torch.nn.init.normal_(net.join_noise.weight)
     torch.nn.init.normal_(net.classify.weight)
     options = ScoringOptions(terms=terms, pairwise=pairwise)  # type: ignore[arg-type]
-    said = Annotation((6, 8), (WeakLabel(1), WeakLabel(2, box=(4, 0, 8, 6))))
-    requirements = requirements_of(said, REGIONS)
+    labels = annotation(WeakLabel(1), WeakLabel(2, box=(4, 0, 8, 6)))
+    requirements = requirements_of(labels, REGIONS)
     candidates = Candidates(requirements, options)
     image = torch.rand(3, 48, 64)
-    found = draw_samples(net, image, candidates, 6, generator_at(0))
+    result = draw_samples(net, image, candidates, 6, generator_at(0))
     again = draw_samples(net, image, candidates, 6, generator_at(0))
-    assert len(found) == 6
-    assert torch.equal(found.labels, again.labels)
+    assert len(result) == 6
+    assert torch.equal(result.labels, again.labels)
     if terms == "U+P+H":
-        assert all(requirements.met_by(labels) for labels in found.labels)
-        assert found.annotation_index == (0, 1)
-    assert bool((found.margins[found.labels == 0] == 0).all())
+        assert all(requirements.met_by(y) for y in result.labels)
+        assert result.annotation_index == (0, 1)
+    assert bool((result.margins[result.labels == 0] == 0).all())
     pointwise = draw_samples(net, image, candidates, 0)
     assert len(pointwise) == 1
-
-
-def test_bad_options() -> None:
-    for bad in ({"terms": "P"}, {"pairwise": "x"}, {"overlap": "x"}, {"most": 2.0}, {"delta": 0.0}):
-        with pytest.raises(InputError):
-            ScoringOptions(**bad)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Requirements: every kind of annotation as one idea, the paper's higher order term Q.
+"""Requirements: every kind of weak label as one idea, the paper's higher order term Q (eq. 4).
 
-A requirement is a class and the regions that would meet it. A labelling is consistent with the
-annotation if every requirement is met by a region of its own that has its class.
+A requirement is a class and the regions compatible with one weak label. A labelling is consistent
+with the annotation if each requirement is met by a different region that has its class.
 """
 
 from __future__ import annotations
@@ -16,70 +16,96 @@ import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
+from torchvision.ops import box_iou
 
 from annocoin import masks as rle
+from annocoin.data.artefacts import Arrays, Fields
 from annocoin.errors import InputError
-from annocoin.masks import RLE, Size, areas
+from annocoin.masks import RLE, Size
 from annocoin.regions.region_set import RegionSet, with_masks
 from annocoin.seeds.seed_set import Seeds
-from annocoin.seeds.votes import first_that_leaves_any
+from annocoin.seeds.votes import first_nonempty
 from annocoin.types import Annotation, WeakLabel
 
 Image = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
 
 BOX_OVERLAP = 0.5
+"""Least IoU of a box label with the tight box of a compatible region."""
+
+BEST_FIT_SHARE = 0.9
+"""The same, as a share of the IoU of the best fitting region."""
+
+CROWD_OVERLAP = 0.5
+"""A region belongs to a crowd if more than this share of it lies inside the label."""
+
+GRAB_CUT_ITERATIONS = 3
+
+REQUIREMENT_FIELDS: Fields = {
+    "labels": ((None,), ("int64",)),
+    "required": ((None, 3), ("int64",)),  # class, index in the annotation, whether it allows extra
+    "num_peaks": ((None,), ("int64",)),
+    "num_fallbacks": ((), ("int64",)),
+    "requirement_bits": ((None,), ("uint8",)),
+}
+"""The arrays of `requirements_to_arrays`."""
 
 
 class Requirement(NamedTuple):
-    """A class, the regions that would meet it, bool [P], and the weak_label that says so.
+    """One weak label that a labelling must account for.
 
-    `more` says whether other instances may follow in its place: those of a tag or a crowd.
+    Args:
+        label: its class.
+        compatible: the regions that would meet it, bool [P].
+        annotation_index: the index of the weak label in the annotation.
+        allows_extra: whether it may have further instances, as tags and crowds do.
     """
 
     label: int
     compatible: Tensor
     annotation_index: int
-    more: bool
+    allows_extra: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Requirements:
-    """What an annotation demands of a labelling of regions.
+    """The constraints that an annotation puts on the labelling of an image's regions.
 
     Args:
-        regions: the P regions, with those that had to be added at the end.
-        labels: the classes that the annotation names, rising, J of them.
-        required: what must be met, each by another region.
-        further: which regions may be instances beyond those, bool [J, P].
-        peaks: for each of the labels the peaks of its seeds that a region holds, bool [P, N]. An
-            instance of a tag needs a peak of its own; where N is 0, this is not asked for.
-        added: how many regions were added because a requirement could not be met without.
+        regions: the P regions; annotated masks and fallback regions are the last ones.
+        labels: the J classes of the annotation, ascending.
+        required: each must be met by a different region.
+        extra_allowed: the regions that may be instances of each class beyond those, bool [J, P].
+        peaks: for each class, the peaks of its seeds that each region contains, bool [P, N]. If
+            N > 0, every further instance of the class must contain a further peak.
+        num_fallbacks: the number of regions added because no other region could meet a requirement.
     """
 
     regions: RegionSet
     labels: tuple[int, ...]
     required: tuple[Requirement, ...]
-    further: Tensor
+    extra_allowed: Tensor
     peaks: tuple[Tensor, ...]
-    added: int = 0
+    num_fallbacks: int = 0
 
-    def without_obligation(self) -> Requirements:
-        """Nothing is required, every region may be anything that the annotation names.
+    def unconstrained(self) -> Requirements:
+        """The same without the higher order term (U and U+P of the paper's ablation).
 
-        This leaves the higher order term out (U and U+P in the paper's ablation), and what seeds
-        have to do with it.
+        Nothing is required, and every region may be an instance of every class.
         """
         return replace(
             self,
             required=(),
-            further=torch.ones_like(self.further),
-            peaks=tuple(held[:, :0] for held in self.peaks),
+            extra_allowed=torch.ones_like(self.extra_allowed),
+            peaks=tuple(contains[:, :0] for contains in self.peaks),
         )
 
     def met_by(self, labels: Tensor) -> bool:
-        """Whether a labelling, int64 [P] of 0..C, has a region of its own for every requirement."""
-        meets = [r.compatible & (labels == r.label) for r in self.required]
-        return not len(meets) or bool((_matched(torch.stack(meets)) >= 0).all())
+        """Whether a labelling, int64 [P] of 0..C, has a different region for each requirement."""
+        if not self.required:
+            return True
+        meets = torch.stack([r.compatible & (labels == r.label) for r in self.required])
+        return bool((_match(meets) >= 0).all())
 
     def to(self, device: torch.device | str) -> Requirements:
         """The same on another device."""
@@ -87,8 +113,8 @@ class Requirements:
             self,
             regions=self.regions.to(device),
             required=tuple(r._replace(compatible=r.compatible.to(device)) for r in self.required),
-            further=self.further.to(device),
-            peaks=tuple(held.to(device) for held in self.peaks),
+            extra_allowed=self.extra_allowed.to(device),
+            peaks=tuple(contains.to(device) for contains in self.peaks),
         )
 
 
@@ -100,18 +126,17 @@ def requirements_of(
     image: Image | None = None,
     box_overlap: float = BOX_OVERLAP,
 ) -> Requirements:
-    """The requirements of an annotation, and the regions with which all of them can be met.
+    """The requirements of an annotation, with a set of regions that can meet all of them.
 
-    A tag requires one region of its class, and more may follow; a point, a box or a mask requires
-    exactly one, and a mask joins the regions as that one. A weak_label of a crowd requires one in its
-    place, and more may follow there. `compatible_regions` says which would do.
-
-    If no region is left for a weak_label, one is added: for a box GrabCut's answer or else the box, for a
-    point the superpixel under it, for a tag the whole image.
+    A point, a box or a mask requires exactly one region; an annotated mask is added to the regions
+    as that one. A tag requires one region of its class, a crowd one inside its area, and both allow
+    more. `compatible_regions` defines which regions meet which label. Where none is left for a
+    label, `fallback_region` adds one.
 
     Args:
-        seeds: with them, tags admit only regions that hold a peak of their class.
+        seeds: restrict tags to regions that contain a peak of their class.
         image: for GrabCut, uint8 [H, W, 3].
+        box_overlap: least IoU of a box label with the tight box of a region.
     """
     if regions.size != annotation.size:
         raise InputError(
@@ -121,215 +146,150 @@ def requirements_of(
     if seeds is not None:
         seeds.check_for(annotation)
     annotation = replace(annotation, weak_labels=tuple(map(_without_empty_mask, annotation)))
-    is_own = [weak_label.mask is not None and not weak_label.crowd for weak_label in annotation]
-    own = [
-        weak_label.mask
-        for weak_label in annotation
-        if weak_label.mask is not None and not weak_label.crowd
-    ]
-    count = len(regions)
-    if own:
-        regions = with_masks(regions, own)
-    places = torch.arange(len(regions))
-    free = places < count  # a mask that is known is nobody else's
-    admitted = [
-        places == count + sum(is_own[:number])
-        if is_own[number]
-        else compatible_regions(number, annotation, regions, seeds, box_overlap) & free
-        for number in range(len(annotation))
-    ]
-    needed = _needed(annotation)
-    wider = [
-        free if weak_label.kind == "tag" else row
-        for weak_label, row in zip(annotation, admitted, strict=True)
-    ]
-    if len(_lacking(wider, needed)) < len(_lacking(admitted, needed)):
-        admitted = wider  # seeds are guesses: tags fall back on any region
-    regions, admitted, added = _completed(annotation, regions, admitted, needed, image, box_overlap)
-    return _assembled(annotation, regions, admitted, needed, seeds, added)
-
-
-def _assembled(
-    annotation: Annotation,
-    regions: RegionSet,
-    admitted: list[Tensor],
-    needed: list[int],
-    seeds: Seeds | None,
-    added: int,
-) -> Requirements:
+    num_proposals = len(regions)
+    exact = {i: w.mask for i, w in enumerate(annotation) if w.mask is not None and not w.crowd}
+    if exact:
+        regions = with_masks(regions, list(exact.values()))
+    is_proposal = torch.arange(len(regions)) < num_proposals
+    compatible = torch.zeros(len(annotation), len(regions), dtype=torch.bool)
+    for i in range(len(annotation)):
+        if i in exact:  # an annotated mask meets its own label only
+            compatible[i, num_proposals + list(exact).index(i)] = True
+        else:
+            row = compatible_regions(i, annotation, regions, seeds, box_overlap)
+            compatible[i] = row & is_proposal
+    required = _requiring_labels(annotation)
+    is_tag = torch.tensor([kind == "tag" for kind in annotation.kinds], dtype=torch.bool)
+    unseeded = torch.where(is_tag[:, None], is_proposal, compatible)
+    if len(_unmatched(unseeded, required)) < len(_unmatched(compatible, required)):
+        compatible = unseeded  # seeds are uncertain: with them, some requirements cannot be met
+    unmatched = _unmatched(compatible, required)
+    if unmatched:
+        new = [fallback_region(annotation[i], regions, image, box_overlap) for i in unmatched]
+        regions = with_masks(regions, new, score=0.0)
+        fallbacks = torch.arange(len(annotation))[:, None] == torch.tensor(unmatched)
+        compatible = torch.cat([compatible, fallbacks], dim=1)
     labels = annotation.distinct_labels
-    further = torch.zeros(len(labels), len(regions), dtype=torch.bool)
-    peaks = [torch.zeros(len(regions), 0, dtype=torch.bool)] * len(labels)
-    for weak_label, row in zip(annotation, admitted, strict=True):
-        column = labels.index(weak_label.label)
-        if _more_may_follow(weak_label):
-            further[column] |= row
-        if weak_label.kind == "tag" and seeds is not None and len(regions):
-            peaks[column] = regions.contains(seeds.points[seeds.labels == weak_label.label])
-    for weak_label in annotation:
-        if weak_label.crowd:  # a crowd has one seed and several objects
-            peaks[labels.index(weak_label.label)] = torch.zeros(len(regions), 0, dtype=torch.bool)
-    required = tuple(
-        Requirement(annotation[i].label, admitted[i], i, _more_may_follow(annotation[i]))
-        for i in needed
+    extra_allowed = torch.zeros(len(labels), len(regions), dtype=torch.bool)
+    for weak_label, row in zip(annotation, compatible, strict=True):
+        if _allows_extra(weak_label):
+            extra_allowed[labels.index(weak_label.label)] |= row
+    return Requirements(
+        regions=regions,
+        labels=labels,
+        required=tuple(
+            Requirement(annotation[i].label, compatible[i], i, _allows_extra(annotation[i]))
+            for i in required
+        ),
+        extra_allowed=extra_allowed,
+        peaks=tuple(_peaks(label, annotation, regions, seeds) for label in labels),
+        num_fallbacks=len(unmatched),
     )
-    return Requirements(regions, labels, required, further, tuple(peaks), added)
 
 
-def _more_may_follow(weak_label: WeakLabel) -> bool:
-    return weak_label.kind == "tag" or weak_label.crowd
+def requirements_to_arrays(requirements: Requirements) -> Arrays:
+    """All of the requirements but their regions, as arrays.
+
+    The bool tables are columns of one, [P, R + J + total number of peaks], packed as bits.
+    """
+    required, peaks = requirements.required, requirements.peaks
+    columns = [*(r.compatible[:, None] for r in required), requirements.extra_allowed.T, *peaks]
+    numbers = [(r.label, r.annotation_index, r.allows_extra) for r in required]
+    return {
+        "labels": np.asarray(requirements.labels, dtype=np.int64),
+        "required": np.asarray(numbers, dtype=np.int64).reshape(-1, 3),
+        "num_peaks": np.asarray([contains.shape[1] for contains in peaks], dtype=np.int64),
+        "num_fallbacks": np.asarray(requirements.num_fallbacks, dtype=np.int64),
+        "requirement_bits": np.packbits(torch.cat(columns, dim=1).cpu().numpy()),
+    }
 
 
-def _without_empty_mask(weak_label: WeakLabel) -> WeakLabel:
-    """A weak_label whose mask has no pixel says no more than its box, its point or its class."""
-    if weak_label.mask is not None and not areas([weak_label.mask])[0]:
-        return replace(weak_label, mask=None)
-    return weak_label
-
-
-def _needed(annotation: Annotation) -> list[int]:
-    """The weak_labels that require a region: all with a place, and tags of classes without any."""
-    placed = {weak_label.label for weak_label in annotation if weak_label.kind != "tag"}
-    needed: list[int] = []
-    for number, weak_label in enumerate(annotation):
-        if weak_label.kind != "tag":
-            needed.append(number)
-        elif weak_label.label not in placed:
-            placed.add(weak_label.label)
-            needed.append(number)
-    return needed
-
-
-def _completed(
-    annotation: Annotation,
-    regions: RegionSet,
-    admitted: list[Tensor],
-    needed: list[int],
-    image: Image | None,
-    box_overlap: float,
-) -> tuple[RegionSet, list[Tensor], int]:
-    """The same with a region of its own for every weak_label that cannot get one."""
-    lacking = _lacking(admitted, needed)
-    if not lacking:
-        return regions, admitted, 0
-    before = len(regions)
-    new = [fallback_region(annotation[i], regions, image, box_overlap) for i in lacking]
-    regions = with_masks(regions, new, score=0.0)
-    wider = []
-    for number, row in enumerate(admitted):
-        longer = torch.zeros(len(regions), dtype=torch.bool)
-        longer[:before] = row
-        if number in lacking:
-            longer[before + lacking.index(number)] = True
-        wider.append(longer)
-    return regions, wider, len(new)
-
-
-def _lacking(admitted: list[Tensor], needed: list[int]) -> list[int]:
-    """The needed weak_labels for which no region of their own is left."""
-    if not needed:
-        return []
-    found = _matched(torch.stack([admitted[i] for i in needed])).tolist()
-    return [i for i, region in zip(needed, found, strict=True) if region < 0]
-
-
-def _matched(table: Tensor) -> Tensor:
-    """A region of its own for as many rows of a bool table [R, P] as possible; -1 without one."""
-    if table.shape[1] == 0:
-        return torch.full((len(table),), -1)
-    found = maximum_bipartite_matching(csr_array(table.cpu().numpy()), perm_type="column")
-    return torch.from_numpy(found.astype(np.int64))
-
-
-NEARLY = 0.9
-"""A region fits a box nearly as well as the best one if its IoU is at least this share of that."""
-
-MOSTLY = 0.5
-"""A region belongs to the place of a crowd if more than this share of it lies there."""
+def requirements_from_arrays(arrays: Arrays, regions: RegionSet) -> Requirements:
+    """The inverse of `requirements_to_arrays`; `ValueError` if the arrays are of other regions."""
+    labels, required = tuple(arrays["labels"].tolist()), arrays["required"].tolist()
+    widths = [*(1 for _ in required), len(labels), *arrays["num_peaks"].tolist()]
+    packed, count = arrays["requirement_bits"], len(regions) * sum(widths)
+    if packed.size != -(-count // 8) or len(arrays["num_peaks"]) != len(labels):
+        raise ValueError(f"{packed.size} bytes for {len(regions)} x {sum(widths)} bits")
+    bits = torch.from_numpy(np.unpackbits(packed, count=count)).bool()
+    columns = bits.view(len(regions), sum(widths))
+    tables = [table.contiguous() for table in columns.split(widths, dim=1)]
+    return Requirements(
+        regions=regions,
+        labels=labels,
+        required=tuple(
+            Requirement(label, table[:, 0], index, bool(allows_extra))
+            for (label, index, allows_extra), table in zip(required, tables, strict=False)
+        ),
+        extra_allowed=tables[len(required)].T,
+        peaks=tuple(tables[len(required) + 1 :]),
+        num_fallbacks=int(arrays["num_fallbacks"]),
+    )
 
 
 def compatible_regions(
-    number: int,
+    index: int,
     annotation: Annotation,
     regions: RegionSet,
     seeds: Seeds | None,
     box_overlap: float,
 ) -> Tensor:
-    """Which regions meet weak_label `number` of the annotation, bool [P].
+    """Which regions could be the object of the weak label at `index`, bool [P].
 
-    - A tag: all; with seeds, those that hold a peak of its class and none of another.
+    - A tag: all; with seeds, those that contain a peak of its class and none of another class.
     - A point: those that contain it, and no other point.
-    - A box: those whose tight box has an IoU of `box_overlap` with it and fits nearly as well as
-      any.
-    - A crowd: those that lie mostly in its place.
+    - A box: those whose tight box has an IoU of at least `box_overlap` with it, and not much less
+      than the best fitting one.
+    - A crowd: those that lie mostly inside it.
 
-    Where two conditions leave no region, the second of them is dropped.
+    If no region satisfies both conditions, the second one is dropped.
     """
-    weak_label = annotation[number]
+    weak_label = annotation[index]
     if len(regions) == 0:
         return torch.zeros(0, dtype=torch.bool)
     if weak_label.crowd and weak_label.kind in ("box", "mask"):
-        inside = torch.from_numpy(place_of(weak_label, regions.size))[None].float()
-        return regions.pool(inside, over="region")[:, 0] > MOSTLY
+        inside = torch.from_numpy(_area(weak_label, regions.size))[None].float()
+        return regions.pool(inside, over="region")[:, 0] > CROWD_OVERLAP
     if weak_label.box is not None:
         fit = regions.box_iou([weak_label.box])[:, 0]
-        fits = (fit >= box_overlap) & (fit >= NEARLY * fit.max())
+        fits = (fit >= box_overlap) & (fit >= BEST_FIT_SHARE * fit.max())
         if weak_label.point is None:
             return fits
-        return first_that_leaves_any(fits & regions.contains([weak_label.point])[:, 0], fits)
+        return first_nonempty(fits & regions.contains([weak_label.point])[:, 0], fits)
     if weak_label.point is not None:
         contains = regions.contains([weak_label.point])[:, 0]
-        others = annotation.points[[i for i in range(len(annotation)) if i != number]]
+        others = annotation.points[[i for i in range(len(annotation)) if i != index]]
         others = others[others.isfinite().all(dim=1)]
-        return first_that_leaves_any(contains & ~regions.contains(others).any(dim=1), contains)
-    return _seeded(weak_label.label, regions, seeds)
-
-
-def place_of(weak_label: WeakLabel, size: Size) -> npt.NDArray[np.bool_]:
-    """The pixels of a weak_label's mask, or else of its box."""
-    if weak_label.mask is not None:
-        return rle.decode([weak_label.mask], size)[0].astype(bool)
-    assert weak_label.box is not None
-    x0, y0 = int(np.floor(weak_label.box[0])), int(np.floor(weak_label.box[1]))
-    x1, y1 = int(np.ceil(weak_label.box[2])), int(np.ceil(weak_label.box[3]))
-    inside: npt.NDArray[np.bool_] = np.zeros(size, dtype=bool)
-    inside[y0:y1, x0:x1] = True
-    return inside
-
-
-def _seeded(label: int, regions: RegionSet, seeds: Seeds | None) -> Tensor:
-    """The regions that seeds leave for a tag."""
+        return first_nonempty(contains & ~regions.contains(others).any(dim=1), contains)
     everything = torch.ones(len(regions), dtype=torch.bool)
     if seeds is None or not len(seeds):
         return everything
-    holds = regions.contains(seeds.points)
-    own = holds[:, seeds.labels == label].any(dim=1)
-    alone = own & ~holds[:, seeds.labels != label].any(dim=1)
-    return first_that_leaves_any(alone, own, everything)
-
-
-Mask = npt.NDArray[np.bool_]
+    contains = regions.contains(seeds.points)
+    of_class = seeds.labels == weak_label.label
+    seeded = contains[:, of_class].any(dim=1)
+    return first_nonempty(seeded & ~contains[:, ~of_class].any(dim=1), seeded, everything)
 
 
 def fallback_region(
-    weak_label: WeakLabel,
-    regions: RegionSet,
-    image: npt.NDArray[np.uint8] | None,
-    box_overlap: float,
+    weak_label: WeakLabel, regions: RegionSet, image: Image | None, box_overlap: float
 ) -> RLE:
-    """A region for a weak_label: GrabCut's answer or else the box, the superpixel of a point, or all.
+    """A mask for a weak label without a compatible region.
+
+    For a box, the result of GrabCut if its tight box fits, or else the whole box; for a point, its
+    superpixel; for a tag, the whole image.
 
     Args:
         image: for GrabCut, [H, W, 3].
-        box_overlap: the IoU that the tight box of GrabCut's answer must have with the box.
+        box_overlap: least IoU of the tight box of GrabCut's result with the box.
     """
     height, width = regions.size
     mask: Mask = np.ones((height, width), dtype=bool)
     if weak_label.mask is not None or weak_label.box is not None:
-        mask = place_of(weak_label, regions.size)
+        mask = _area(weak_label, regions.size)
         cut = grab_cut(image, mask) if image is not None and not weak_label.crowd else None
-        if cut is not None and _box_overlap(cut, mask) >= box_overlap:
-            mask = cut
+        if cut is not None:
+            boxes = torch.from_numpy(rle.boxes(rle.encode(np.stack([cut, mask]))))
+            mask = cut if float(box_iou(boxes[:1], boxes[1:])) >= box_overlap else mask
     elif weak_label.point is not None:
         x, y = min(int(weak_label.point[0]), width - 1), min(int(weak_label.point[1]), height - 1)
         superpixels = regions.superpixels.cpu().numpy()
@@ -337,34 +297,84 @@ def fallback_region(
     return rle.encode(mask[None])[0]
 
 
-def _box_overlap(first: Mask, second: Mask) -> float:
-    """The IoU of two masks' tight boxes."""
-    a, b = rle.boxes(rle.encode(np.stack([first, second])))
-    sides = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None)
-    common = float(sides.prod())
-    return common / (float((a[2:] - a[:2]).prod()) + float((b[2:] - b[:2]).prod()) - common)
-
-
-ROUNDS = 3
-
-
-def grab_cut(
-    image: npt.NDArray[np.uint8], place: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_] | None:
-    """The object that fills most of a place, bool [H, W]; None if there is nothing to go by.
+def grab_cut(image: Image, area: Mask) -> Mask | None:
+    """The object that fills most of an area by GrabCut, bool [H, W]; None without a result.
 
     Args:
         image: RGB, [H, W, 3].
-        place: where the object may be, [H, W], such as a box; not all of the image.
+        area: the pixels that may belong to the object, [H, W], such as a box.
     """
-    if place.all() or not place.any():
+    if area.all() or not area.any():
         return None
-    state = np.where(place, cv2.GC_PR_FGD, cv2.GC_BGD).astype(np.uint8)
-    models = np.zeros((2, 1, 65))
+    state = np.where(area, cv2.GC_PR_FGD, cv2.GC_BGD).astype(np.uint8)
+    background, foreground = np.zeros((2, 1, 65))
     cv2.setRNGSeed(0)
     try:
-        cv2.grabCut(image, state, (0, 0, 1, 1), models[0], models[1], ROUNDS, cv2.GC_INIT_WITH_MASK)
+        cv2.grabCut(
+            image, state, (0, 0, 1, 1), background, foreground, GRAB_CUT_ITERATIONS,
+            cv2.GC_INIT_WITH_MASK,
+        )  # fmt: skip
     except cv2.error:  # too few pixels for its colour models
         return None
     cut = np.isin(state, (cv2.GC_FGD, cv2.GC_PR_FGD))
     return cut if cut.any() else None
+
+
+def _without_empty_mask(weak_label: WeakLabel) -> WeakLabel:
+    """Drop a mask without pixels, so that the label counts as a box, a point or a tag."""
+    if weak_label.mask is not None and not rle.areas([weak_label.mask])[0]:
+        return replace(weak_label, mask=None)
+    return weak_label
+
+
+def _requiring_labels(annotation: Annotation) -> list[int]:
+    """The indices of all labels with a location, and of the first tag of each other class."""
+    located = {w.label for w in annotation if w.kind != "tag"}
+    labels = annotation.labels.tolist()
+    return [
+        i
+        for i, w in enumerate(annotation)
+        if w.kind != "tag" or (w.label not in located and labels.index(w.label) == i)
+    ]
+
+
+def _allows_extra(weak_label: WeakLabel) -> bool:
+    return weak_label.kind == "tag" or weak_label.crowd
+
+
+def _unmatched(compatible: Tensor, required: list[int]) -> list[int]:
+    """The required rows of a bool table [N, P] that have no region in a maximum matching."""
+    matches = _match(compatible[required]).tolist()
+    return [i for i, region in zip(required, matches, strict=True) if region < 0]
+
+
+def _match(table: Tensor) -> Tensor:
+    """A different column for as many rows of a bool table [R, P] as possible: [R], -1 for none."""
+    if table.numel() == 0:
+        return torch.full((len(table),), -1)
+    matches = maximum_bipartite_matching(csr_array(table.cpu().numpy()), perm_type="column")
+    return torch.from_numpy(matches.astype(np.int64))
+
+
+def _peaks(label: int, annotation: Annotation, regions: RegionSet, seeds: Seeds | None) -> Tensor:
+    """The peaks of a class that each region contains, bool [P, N]; none if it has no tag.
+
+    Nor if it has a crowd, which is several objects with one seed.
+    """
+    of_class = [w for w in annotation if w.label == label]
+    points = torch.zeros(0, 2)
+    if seeds is not None and any(w.kind == "tag" for w in of_class):
+        points = seeds.points[seeds.labels == label]
+    return regions.contains(points[:0] if any(w.crowd for w in of_class) else points)
+
+
+def _area(weak_label: WeakLabel, size: Size) -> Mask:
+    """The pixels of a label's mask, or else of its box: [H, W]."""
+    if weak_label.mask is not None:
+        return rle.decode([weak_label.mask], size)[0]
+    assert weak_label.box is not None
+    x0, y0 = np.floor(weak_label.box[:2]).astype(int)
+    x1, y1 = np.ceil(weak_label.box[2:]).astype(int)
+    inside: Mask = np.zeros(size, dtype=bool)
+    inside[y0:y1, x0:x1] = True
+    return inside

@@ -1,4 +1,4 @@
-"""K samples of the conditional distribution for one image, and how far they agree."""
+"""K samples of the conditional distribution for one image, and their agreement."""
 
 from __future__ import annotations
 
@@ -19,75 +19,74 @@ class Samples:
     Args:
         regions: the P regions.
         labels: y^k, int64 [K, P] of 0..C, mostly 0.
-        margins: how much better the label is than the background, float32 [K, P]; 0 there.
-        met: the region that meets each of R requirements, int64 [K, R].
-        annotation_index: the weak_label of the annotation behind each requirement, R of them.
+        margins: G_{u,y_u} - G_{u,0}, the score relative to the background, float32 [K, P].
+        required_regions: the region that meets each of R requirements, int64 [K, R].
+        annotation_index: the index of each requirement's weak label in the annotation, R of them.
     """
 
     regions: RegionSet
     labels: Tensor
     margins: Tensor
-    met: Tensor
+    required_regions: Tensor
     annotation_index: tuple[int, ...]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def instances(self, sample: int) -> Instances:
-        """One sample as instances, with their confidence; scores rank them by their margin."""
-        chosen = self.labels[sample].nonzero()[:, 0]
+        """One sample as instances; scores are the sigmoids of margins."""
+        selected = self.labels[sample].nonzero()[:, 0]
         return Instances(
             size=self.regions.size,
-            masks=self.regions[chosen].rles(),
-            labels=self.labels[sample, chosen],
-            scores=self.margins[sample, chosen].double().sigmoid(),
-            confidence=self.confidence[sample, chosen],
+            masks=self.regions[selected].rles(),
+            labels=self.labels[sample, selected],
+            scores=self.margins[sample, selected].double().sigmoid(),
+            confidence=self.confidence[sample, selected],
         )
 
     def consensus(self) -> Instances:
-        """The sample that the others agree with most."""
-        return self.instances(int(self.support.argmax()))
+        """The sample of greatest agreement with the others."""
+        return self.instances(int(self.agreement.argmax()))
 
     @cached_property
     def confidence(self) -> Tensor:
-        """How sure each chosen region is, float64 [K, P]; NaN for others and with one sample.
+        """The confidence of each instance, float64 [K, P]; NaN for background and if K = 1.
 
-        It is the mean, over the other samples, of the greatest IoU with a region that has the same
-        label there: 1 if every sample has this very instance, 0 if no other has anything like it.
+        The mean over the other samples of the greatest IoU with an instance of the same class: 1 if
+        every sample contains this instance, 0 if no other one overlaps it.
         """
-        found = torch.full(self.labels.shape, torch.nan, dtype=torch.float64)
-        if len(self) == 1:
-            return found
-        agreement = self._agreement
-        own, region = self.labels.nonzero(as_tuple=True)
-        for k, u in zip(own.tolist(), region.tolist(), strict=True):
-            others = torch.arange(len(self)) != k
-            found[k, u] = agreement[k, u, others].mean()
-        return found
+        confidence = torch.full(self.labels.shape, torch.nan, dtype=torch.float64)
+        if len(self) > 1:
+            for k, labels in enumerate(self.labels):
+                others = self._best_iou[k, :, torch.arange(len(self)) != k]
+                confidence[k, labels > 0] = others.mean(dim=1)[labels > 0]
+        return confidence
 
     @cached_property
-    def support(self) -> Tensor:
-        """How much of each sample the others have too, float64 [K]: 1 if all are the same.
+    def agreement(self) -> Tensor:
+        """The mean agreement of each sample with the others, float64 [K]; 1 if all are equal.
 
-        For a pair of samples it is the mean over the instances of both of the greatest IoU with one
-        of the same label in the other; instances that only one has count as 0.
+        That of two samples is the mean over the instances of both of the greatest IoU with one of
+        the same class in the other sample, 0 without one.
         """
-        alike = self._alike
-        count = len(self)
-        if count == 1:
+        if len(self) == 1:
             return torch.ones(1, dtype=torch.float64)
-        return (alike.sum(dim=1) - alike.diagonal()) / (count - 1)
+        total = self._best_iou.sum(dim=1)
+        counts = (self.labels > 0).sum(dim=1).double()
+        both = counts[:, None] + counts[None, :]
+        pairs = torch.where(both > 0, (total + total.T) / both.clamp(min=1), 1.0)
+        return (pairs.sum(dim=1) - pairs.diagonal()) / (len(self) - 1)
 
     @property
     def diversity(self) -> float:
-        """The mean over pairs of samples of 1 - how alike they are; 0 with one sample."""
-        return float(1 - self.support.mean())
+        """1 - the mean agreement of two samples; 0 if K = 1."""
+        return float(1 - self.agreement.mean())
 
     @cached_property
-    def _agreement(self) -> Tensor:
-        """The greatest IoU of region u, chosen in k, with one of its label in k': [K, P, K']."""
-        count, regions = self.labels.shape
-        best = torch.zeros(count, regions, count, dtype=torch.float64)
+    def _best_iou(self) -> Tensor:
+        """The greatest IoU of instance u of sample k with one of its class in k': [K, P, K']."""
+        count, num_regions = self.labels.shape
+        best = torch.zeros(count, num_regions, count, dtype=torch.float64)
         used = (self.labels > 0).any(dim=0).nonzero()[:, 0]
         if not len(used):
             return best
@@ -95,14 +94,6 @@ class Samples:
         labels = self.labels[:, used]
         for k in range(count):
             for other in range(count):
-                same = (labels[k][:, None] == labels[other][None]) & (labels[k] > 0)[:, None]
+                same = (labels[k][:, None] == labels[other]) & (labels[k] > 0)[:, None]
                 best[k, used, other] = (iou * same).amax(dim=1)
         return best
-
-    @cached_property
-    def _alike(self) -> Tensor:
-        """How alike two samples are, float64 [K, K]."""
-        shared = self._agreement.sum(dim=1)
-        sizes = (self.labels > 0).sum(dim=1).double()
-        both = sizes[:, None] + sizes[None, :]
-        return torch.where(both > 0, (shared + shared.T) / both.clamp(min=1), 1.0)
