@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Literal, get_args, overload
+from typing import Any, Literal, TypeVar, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,10 @@ MaskPolicy = Literal["never", "optional", "required"]
 """Whether a reader reads masks: none, those that exist, or one file of masks for every image."""
 
 Supervision = Literal["image", "box", "point", "mixed", "mask"]
+
+
+ImageT = TypeVar("ImageT")
+DatasetT = TypeVar("DatasetT", bound="_Images[Any]")
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,26 @@ class LabelledImage:
         return self.path
 
 
+class _Images(Sequence[ImageT]):
+    """A dataclass with images as their sequence; a slice is of the same class."""
+
+    images: tuple[ImageT, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @overload
+    def __getitem__(self, index: int) -> ImageT: ...
+    @overload
+    def __getitem__(self: DatasetT, index: slice) -> DatasetT: ...
+    def __getitem__(self: Any, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return replace(self, images=self.images[index])
+        return self.images[index]
+
+
 @dataclass(frozen=True)
-class LabelledImages(Sequence[LabelledImage]):
+class LabelledImages(_Images[LabelledImage]):
     """A dataset as its files hold it, for readers and writers.
 
     Args:
@@ -92,11 +114,16 @@ class LabelledImages(Sequence[LabelledImage]):
             if not name or name != name.strip() or not name.isprintable():
                 raise InputError(f"{source}: class name {name!r}; expected plain text")
         category_ids = category_ids or range(1, len(classes) + 1)
-        lists = _restrict(splits or {}, images)
+        lists = {name: tuple(ids) for name, ids in (splits or {}).items()}
         return cls(tuple(classes), tuple(category_ids), tuple(images), split, lists, source)
 
-    def stems(self) -> list[str]:
-        """A file name without suffix for every image, all different.
+    def __post_init__(self) -> None:
+        present = {image.image_id for image in self.images}
+        splits = {name: tuple(i for i in ids if i in present) for name, ids in self.splits.items()}
+        object.__setattr__(self, "splits", splits)
+
+    def with_stems(self) -> list[tuple[LabelledImage, str]]:
+        """The images, each with a file name without suffix, all different.
 
         Folders are dropped, unless names would then be equal: they are joined with "__".
         """
@@ -104,25 +131,13 @@ class LabelledImages(Sequence[LabelledImage]):
         names = [path.name for path in paths]
         if len(set(names)) < len(names):
             names = [path.as_posix().replace("/", "__") for path in paths]
-        return unique(names, f"{self.source}: image file names")
+        unique(names, f"{self.source}: image file names")
+        return list(zip(self.images, names, strict=True))
 
     def unused_classes(self) -> int:
         """Number of classes without a label; formats without a list of classes lose them."""
         used = {label for image in self for label in image.annotation.distinct_labels}
         return len(self.classes) - len(used)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @overload
-    def __getitem__(self, index: int) -> LabelledImage: ...
-    @overload
-    def __getitem__(self, index: slice) -> LabelledImages: ...
-    def __getitem__(self, index: int | slice) -> LabelledImage | LabelledImages:
-        if isinstance(index, slice):
-            images = self.images[index]
-            return replace(self, images=images, splits=_restrict(self.splits, images))
-        return self.images[index]
 
 
 @dataclass(frozen=True)
@@ -148,7 +163,7 @@ class WeakImage:
 
 
 @dataclass(frozen=True)
-class WeakDataset(Sequence[WeakImage]):
+class WeakDataset(_Images[WeakImage]):
     """Images with weak labels: all that training reads.
 
     Args:
@@ -215,18 +230,6 @@ class WeakDataset(Sequence[WeakImage]):
             )
         category_ids = tuple(range(1, len(classes) + 1))
         return WeakDataset(classes, category_ids, self.supervision, tuple(images))
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @overload
-    def __getitem__(self, index: int) -> WeakImage: ...
-    @overload
-    def __getitem__(self, index: slice) -> WeakDataset: ...
-    def __getitem__(self, index: int | slice) -> WeakImage | WeakDataset:
-        if isinstance(index, slice):
-            return replace(self, images=self.images[index])
-        return self.images[index]
 
 
 class EvaluationDataset:
@@ -336,11 +339,3 @@ def _point_only(label: WeakLabel) -> WeakLabel:
     if point is None and label.mask is not None and masks.areas([label.mask])[0]:
         point = masks.interior_point(label.mask)
     return WeakLabel(label.label, point=point, difficult=label.difficult)
-
-
-def _restrict(
-    splits: Mapping[str, Sequence[ImageId]], images: Sequence[LabelledImage]
-) -> dict[str, tuple[ImageId, ...]]:
-    """The lists without the ids of other images."""
-    ids = {image.image_id for image in images}
-    return {name: tuple(i for i in listed if i in ids) for name, listed in splits.items()}

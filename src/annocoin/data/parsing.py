@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from annocoin.data.images import MAX_PIXELS
 from annocoin.errors import InputError, brief
 from annocoin.masks import Size
-from annocoin.types import Box, Point, clip_box
+from annocoin.types import WeakLabel, clip_box
 
 T = TypeVar("T")
 
@@ -58,23 +58,26 @@ def xywh_box(entry: dict[str, Any], where: str) -> list[float] | None:
     return None if box is None else [*box[:2], box[0] + box[2], box[1] + box[3]]
 
 
-def clipped_box(box: Sequence[float], size: Size, where: str) -> Box:
-    """The part of the box that lies in the image; an empty one is an error."""
-    clipped = clip_box(box, size)
-    if clipped is None:
+def located_label(
+    label: int,
+    size: Size,
+    where: str,
+    *,
+    box: Sequence[float] | None = None,
+    point: Sequence[float] | None = None,
+    **fields: Any,
+) -> WeakLabel:
+    """A weak label with its box clipped to the image; outside boxes and points are an error."""
+    clipped = None if box is None else clip_box(box, size)
+    if box is not None and clipped is None:
         raise InputError(
             f"{where}: box {[round(float(v), 2) for v in box]} (x0, y0, x1, y1) is empty or "
             f"outside the image of {size[1]} x {size[0]}"
         )
-    return clipped
-
-
-def checked_point(point: Sequence[float], size: Size, where: str) -> Point:
-    """A point in the image; one outside is an error."""
-    x, y = point
+    x, y = point or (0, 0)
     if not (0 <= x <= size[1] and 0 <= y <= size[0]):
         raise InputError(f"{where}: point {x:g}, {y:g} is outside the image {size[1]} x {size[0]}")
-    return x, y
+    return WeakLabel(label, box=clipped, point=None if point is None else (x, y), **fields)
 
 
 def checked_size(height: Any, width: Any, where: str) -> Size:

@@ -15,10 +15,9 @@ from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
 from annocoin.data.formats import ConversionLoss
 from annocoin.data.images import image_size, safe_join
 from annocoin.data.parsing import (
-    checked_point,
     checked_size,
-    clipped_box,
     field,
+    located_label,
     numbers,
     optional_number,
     unique,
@@ -160,14 +159,15 @@ def _to_weak_label(
     entry: dict[str, Any], labels: dict[int, int], size: Size, with_masks: bool, where: str
 ) -> WeakLabel:
     label = label_of_category(entry, labels, where)
-    box, point = xywh_box(entry, where), numbers(entry, "point", "x, y", where)
-    segmentation = entry.get("segmentation")
+    box, segmentation = xywh_box(entry, where), entry.get("segmentation")
     if box is not None and segmentation and not (box[0] < box[2] and box[1] < box[3]):
         box = None  # beside a mask, an empty box is ignored
-    return WeakLabel(
-        label=label,
-        box=None if box is None else clipped_box(box, size, where),
-        point=None if point is None else checked_point(point, size, where),
+    return located_label(
+        label,
+        size,
+        where,
+        box=box,
+        point=numbers(entry, "point", "x, y", where),
         mask=masks.from_json(segmentation, size, where) if segmentation and with_masks else None,
         crowd=bool(entry.get("iscrowd")),
         difficult=bool(entry.get("difficult")),

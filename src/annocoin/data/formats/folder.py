@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
 from annocoin.data.formats import ConversionLoss
 from annocoin.data.images import SUFFIXES, copy_image, find_image, image_size, safe_join
-from annocoin.data.parsing import checked_point, clipped_box, finite, unique
+from annocoin.data.parsing import finite, located_label, unique
 from annocoin.errors import InputError, Problems, brief
 from annocoin.files import new_directory, read_lines, read_text
 from annocoin.masks import Size
@@ -92,8 +92,7 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
     table.writerow(["image", "class", *_BOX, *_POINT])
     with new_directory(out) as root:
         (root / "images").mkdir()
-        pairs = list(zip(labelled, labelled.stems(), strict=True))
-        for image, stem in track(pairs, "writing folder"):
+        for image, stem in track(labelled.with_stems(), "writing folder"):
             copied = copy_image(image.image_path(), root / "images", stem)
             for label in image.annotation:
                 loss.drop_fields(label, supported={"points"})
@@ -213,13 +212,7 @@ def _to_weak_labels(
         return [WeakLabel(label) for label in labels]
     if len(labels) != 1:
         raise InputError(f"{where}: {len(labels)} classes for one box or point; expected one")
-    return [
-        WeakLabel(
-            labels[0],
-            box=None if box is None else clipped_box(box, size, where),
-            point=None if point is None else checked_point(point, size, where),
-        )
-    ]
+    return [located_label(labels[0], size, where, box=box, point=point)]
 
 
 def _numbers(row: dict[str, str], keys: tuple[str, ...], where: str) -> list[float] | None:

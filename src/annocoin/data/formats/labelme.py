@@ -21,7 +21,7 @@ from annocoin import masks
 from annocoin.data.dataset import LabelledImage, LabelledImages
 from annocoin.data.formats import ConversionLoss
 from annocoin.data.images import copy_image, image_size, open_image, safe_join
-from annocoin.data.parsing import checked_point, clipped_box, field, finite, optional_number, unique
+from annocoin.data.parsing import field, finite, located_label, optional_number, unique
 from annocoin.errors import InputError, Problems, brief
 from annocoin.files import new_directory, read_json
 from annocoin.masks import RLE, Size, from_polygon
@@ -68,8 +68,7 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
     loss = ConversionLoss()
     loss.drop("classes without a label", labelled.unused_classes())
     with new_directory(out) as root:
-        pairs = list(zip(labelled, labelled.stems(), strict=True))
-        for image, stem in track(pairs, "writing labelme"):
+        for image, stem in track(labelled.with_stems(), "writing labelme"):
             copied = copy_image(image.image_path(), root, stem)
             height, width = image.annotation.size
             flags: dict[str, bool] = {}
@@ -118,9 +117,9 @@ def _to_weak_label(
         kind = shape.get("shape_type", "polygon")
         corners = _corners(shape, where)
         if kind == "rectangle" and len(corners) >= 2:
-            box = clipped_box([*corners.min(axis=0), *corners.max(axis=0)], size, where)
+            box = [*corners.min(axis=0), *corners.max(axis=0)]
         elif kind == "point" and len(corners) == 1:
-            point = checked_point(corners[0].tolist(), size, where)
+            point = corners[0].tolist()
         elif kind == "mask" and len(corners) == 2:
             parts.append(_from_png(shape, corners, size, where))
         elif kind == "polygon" and len(corners) >= 3:
@@ -135,12 +134,13 @@ def _to_weak_label(
     if parts:
         rle = masks.encode(np.any(parts, axis=0)[None])[0]
         if not with_masks:
-            box = box or clipped_box(masks.boxes([rle])[0].tolist(), size, where)
-            rle = None
+            box, rle = box or masks.boxes([rle])[0].tolist(), None
     flags = shapes[0].get("flags")
     flags = flags if isinstance(flags, dict) else {}
-    return WeakLabel(
-        label=classes.index(shapes[0]["label"]) + 1,
+    return located_label(
+        classes.index(shapes[0]["label"]) + 1,
+        size,
+        where,
         box=box,
         point=point,
         mask=rle,

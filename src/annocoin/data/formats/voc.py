@@ -21,7 +21,7 @@ from annocoin import masks
 from annocoin.data.dataset import LabelledImage, LabelledImages, MaskPolicy, tight_box
 from annocoin.data.formats import ConversionLoss
 from annocoin.data.images import copy_image, find_image, image_size, read_index_map, safe_join
-from annocoin.data.parsing import checked_point, clipped_box, finite, label_of, unique
+from annocoin.data.parsing import finite, label_of, located_label, unique
 from annocoin.errors import InputError, Problems
 from annocoin.files import new_directory, read_lines
 from annocoin.masks import RLE, Size
@@ -62,7 +62,7 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
         raise InputError(
             f"{labelled.source}: {len(labelled.classes)} classes; VOC holds {VOID - 1}"
         )
-    pairs = list(zip(labelled, labelled.stems(), strict=True))
+    pairs = labelled.with_stems()
     stems = {image.image_id: stem for image, stem in pairs}
     splits = labelled.splits or {labelled.split or "all": tuple(stems)}
     with new_directory(out) as root:
@@ -182,10 +182,12 @@ def _to_weak_label(node: Element, size: Size, classes: tuple[str, ...], where: s
     point = numbers("point/x", "point/y")
     if point is not None:
         point = [point[0] - 0.5, point[1] - 0.5]
-    return WeakLabel(
-        label=label_of(node.findtext("name", "").strip(), classes, where),
-        box=None if box is None else clipped_box(box, size, where),
-        point=None if point is None else checked_point(point, size, where),
+    return located_label(
+        label_of(node.findtext("name", "").strip(), classes, where),
+        size,
+        where,
+        box=box,
+        point=point,
         crowd=number("crowd") == 1,
         difficult=number("difficult") == 1,
         score=number("score"),

@@ -19,7 +19,7 @@ from annocoin import masks
 from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
 from annocoin.data.formats import ConversionLoss
 from annocoin.data.images import SUFFIXES, copy_image, image_size, safe_join
-from annocoin.data.parsing import clipped_box, field, finite, unique
+from annocoin.data.parsing import field, finite, located_label, unique
 from annocoin.errors import InputError, Problems, brief
 from annocoin.files import new_directory, read_lines, read_text
 from annocoin.masks import Size, from_polygon, to_polygon
@@ -63,8 +63,7 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
     loss = ConversionLoss()
     splits = _splits_by_image(labelled)
     with new_directory(out) as root:
-        pairs = list(zip(labelled, labelled.stems(), strict=True))
-        for image, stem in track(pairs, "writing YOLO"):
+        for image, stem in track(labelled.with_stems(), "writing YOLO"):
             split = splits[image.image_id]
             for folder in ("images", "labels"):
                 (root / folder / split).mkdir(parents=True, exist_ok=True)
@@ -160,10 +159,10 @@ def _to_weak_label(
     if len(points) == 2:
         centre, extent = points
         box = [*(centre - extent / 2).tolist(), *(centre + extent / 2).tolist()]
-        return WeakLabel(label, box=clipped_box(box, size, where))
+        return located_label(label, size, where, box=box)
     rle = masks.encode(from_polygon(points, size)[None])[0]
-    tight = clipped_box(masks.boxes([rle])[0].tolist(), size, where)
-    return WeakLabel(label, mask=rle) if with_masks else WeakLabel(label, box=tight)
+    boxed = located_label(label, size, where, box=masks.boxes([rle])[0].tolist())
+    return WeakLabel(label, mask=rle) if with_masks else boxed
 
 
 def _to_line(label: WeakLabel, size: Size, loss: ConversionLoss) -> str | None:
