@@ -209,13 +209,10 @@ class WeakDataset(_Images[WeakImage]):
         }
         images, left_out = [], []
         for image in self.images:
-            weak_labels = []
-            for label in image.annotation:
-                if label.label in new_label:
-                    weak_labels.append(replace(label, label=new_label[label.label]))
-                else:
-                    left_out.append(self.classes[label.label - 1])
-            annotation = replace(image.annotation, weak_labels=tuple(weak_labels))
+            known = [label for label in image.annotation if label.label in new_label]
+            left_out += [label for label in image.annotation if label.label not in new_label]
+            weak_labels = tuple(replace(label, label=new_label[label.label]) for label in known)
+            annotation = replace(image.annotation, weak_labels=weak_labels)
             images.append(replace(image, annotation=annotation))
         if not new_label or (left_out and not any(image.annotation for image in images)):
             raise InputError(
@@ -223,7 +220,7 @@ class WeakDataset(_Images[WeakImage]):
                 f"it knows {brief(classes)}"
             )
         if left_out:
-            unknown = ", ".join(sorted(set(left_out)))
+            unknown = ", ".join(sorted({self.classes[label.label - 1] for label in left_out}))
             print(
                 f"note: {source}: {len(left_out)} labels of unknown classes left out: {unknown}",
                 file=sys.stderr,

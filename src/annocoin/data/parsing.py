@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -100,9 +101,7 @@ def label_of(name: str, classes: Sequence[str], where: str) -> int:
 
 def unique(names: list[T], where: str) -> list[T]:
     """The same list; a value that occurs twice is an error."""
-    seen: set[T] = set()
-    for name in names:
-        if name in seen:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise InputError(f"{where}: {name!r} occurs twice")
-        seen.add(name)
     return names

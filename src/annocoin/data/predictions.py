@@ -116,7 +116,7 @@ class _Reader:
             image_id: self._to_instances(located, self.sizes[image_id])
             for image_id, located in by_image.items()
         }
-        return {image_id: found for image_id, found in predictions.items() if len(found)}
+        return {image_id: p for image_id, p in predictions.items() if len(p)}
 
     def _image_id(self, entry: Any, where: str) -> ImageId:
         image_id: Any = field(entry, "image_id", object, where)
