@@ -1,12 +1,12 @@
-"""Do the boundary detectors find the outlines of objects, and how long do they take?
+"""Precision and recall of the boundary detectors on object outlines, and time per image.
 
     python benchmarks/boundaries.py VOCdevkit/VOC2012 --split devval
 
-Neither detector was trained on VOC. An outline pixel counts as found if a detected pixel lies
-within four pixels of it, and the other way round for precision (VOC leaves a band of about five
-pixels along its outlines to nobody); detections are thinned across the edge. VOC outlines only the
-objects of its classes, so that precision is low for everybody: the figures compare detectors, not
-with other data. One core.
+Neither detector was trained on VOC. An outline pixel is recalled if a detected pixel lies within
+four pixels of it, and the other way round for precision (VOC has a void band of about five pixels
+along its outlines); detections are thinned across the edge. VOC outlines only the objects of its
+classes, so that precision is low for every detector: the figures compare detectors, not datasets.
+One core.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def compare(
     near_truth = cv2.dilate(truth.astype(np.uint8), NEAR).astype(bool)
     rows = []
     for threshold in THRESHOLDS:
-        found = probability >= threshold
-        near_found = cv2.dilate(found.astype(np.uint8), NEAR).astype(bool)
-        hits = (found & near_truth).sum(), found.sum()
-        rows.append([*hits, (truth & near_found).sum(), truth.sum()])
+        detected = probability >= threshold
+        near_detected = cv2.dilate(detected.astype(np.uint8), NEAR).astype(bool)
+        precision = (detected & near_truth).sum(), detected.sum()
+        rows.append([*precision, (truth & near_detected).sum(), truth.sum()])
     return np.asarray(rows, dtype=np.float64)
 
 

@@ -1,9 +1,9 @@
-"""From boxes to masks without learning anything from them: the floor for every method that learns.
+"""Masks from boxes without training: a lower bound for every trained method.
 
     python benchmarks/floor.py [--images 60] [--json FILE]
 
-The filled box, GrabCut in it, and the region whose own tight box fits it best, on synthetic scenes;
-mAP by protocol chainercv.
+The filled box, GrabCut in it, and the region whose tight box has the best IoU with it, on synthetic
+scenes; mAP by protocol chainercv.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     )
     parser.add_argument("--images", type=int, default=60)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     propose = RegionProposer()
 
     def best_regions(image: WeakImage) -> Instances:
@@ -44,44 +44,41 @@ def main() -> None:
         masks, labels = regions[best].rles(), image.annotation.labels
         return Instances(size=image.annotation.size, masks=masks, labels=labels)
 
-    ways: dict[str, Callable[[WeakImage], Instances]] = {
-        "filled box": lambda image: of_boxes(image, lambda _, place: place),
-        "GrabCut": lambda image: of_boxes(image, cut),
+    methods: dict[str, Callable[[WeakImage], Instances]] = {
+        "filled box": lambda image: of_boxes(image, lambda _, box: box),
+        "GrabCut": lambda image: of_boxes(image, cut_or_box),
         "region": best_regions,
     }
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
-        write_synthetic(Path(folder) / "data", images=given.images)
-        weak, truth = (
-            load_weak(Path(folder) / "data", "box"),
-            load_evaluation(Path(folder) / "data"),
-        )
-        for name, way in ways.items():
-            labels = {image.image_id: way(image) for image in track(weak, name)}
+        data = Path(folder) / "data"
+        write_synthetic(data, images=options.images)
+        weak, truth = load_weak(data, "box"), load_evaluation(data)
+        for name, method in methods.items():
+            labels = {image.image_id: method(image) for image in track(weak, name)}
             mean = evaluate(labels, truth, thresholds=(0.5, 0.75)).mean
-            found[name] = {f"{threshold:g}": value for threshold, value in mean.items()}
-            print(
-                f"{name:10s} " + "  ".join(f"@{t} {100 * v:5.1f}" for t, v in found[name].items())
-            )
-    if given.json is not None:
-        write_json(given.json, found, indent=1)
+            results[name] = {f"{threshold:g}": value for threshold, value in mean.items()}
+            cells = "  ".join(f"@{t} {100 * v:5.1f}" for t, v in results[name].items())
+            print(f"{name:10s} {cells}")
+    if options.json is not None:
+        write_json(options.json, results, indent=1)
 
 
 def of_boxes(image: WeakImage, fill: Callable[[npt.NDArray[np.uint8], Mask], Mask]) -> Instances:
-    """A mask for each box, made of the image and of the box as a mask."""
+    """A mask for each box: `fill` of the image and the box as a mask."""
     pixels, masks = image.pixels(), []
     for x0, y0, x1, y1 in image.annotation.boxes.round().long().tolist():
-        place = np.zeros(pixels.shape[:2], dtype=bool)
-        place[y0:y1, x0:x1] = True
-        masks.append(fill(pixels, place))
+        box = np.zeros(pixels.shape[:2], dtype=bool)
+        box[y0:y1, x0:x1] = True
+        masks.append(fill(pixels, box))
     labels = image.annotation.labels
     return Instances(size=image.annotation.size, masks=np.stack(masks), labels=labels)
 
 
-def cut(pixels: npt.NDArray[np.uint8], place: Mask) -> Mask:
-    """GrabCut's answer, or else the box."""
-    found = grab_cut(pixels, place)
-    return place if found is None else found
+def cut_or_box(pixels: npt.NDArray[np.uint8], box: Mask) -> Mask:
+    """The result of GrabCut; the box where it has none."""
+    mask = grab_cut(pixels, box)
+    return box if mask is None else mask
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How fast is the algebra of region sets, and what does it save over masks?
+"""Time and memory of the superpixel algebra, compared with dense masks.
 
     python benchmarks/region_algebra.py
 
 1,000 regions over 1,500 superpixels: discs over a random Voronoi partition of 512 x 512 pixels.
-Pooling has 32 channels at 256 x 256. Its peer multiplies masks with features, one matrix product;
-it starts from masks as bool, as ours starts from M as bool, and once more from masks that are
-float32 already. Memory is Linux's high-water weak_label. One core; the median of nine.
+Pooling has 32 channels at 256 x 256. It is compared with one matrix product of masks and features,
+from bool masks (RegionSet starts from a bool M) and from float32 masks. Memory is Linux's peak
+resident set size. One core; median of nine runs.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ def main() -> None:
     features = torch.rand(CHANNELS, FEATURE_SIDE, FEATURE_SIDE)
     ids = algebra.resize_superpixels(regions.superpixels, (FEATURE_SIDE, FEATURE_SIDE))
     masks = regions.membership[:, ids.long()].flatten(1)
-    numbers = masks.float()
+    float_masks = masks.float()
     flat = features.flatten(1)
-    torch.testing.assert_close(regions.pool(features, "sum"), numbers @ flat.T, rtol=1e-3, atol=0.1)
+    expected = float_masks @ flat.T
+    torch.testing.assert_close(regions.pool(features, "sum"), expected, rtol=1e-3, atol=0.1)
     seconds = {
         "all-pairs IoU": median(regions.iou),
-        "edge mass": median(regions.edge_strength_between),
+        "edge strength": median(regions.edge_strength_between),
         "neighbours": median(regions.neighbours),
         "boxes": median(lambda: fresh(regions).boxes),
         "pooling": median(lambda: regions.pool(features)),
         "masks x features": median(lambda: masks.float() @ flat.T),
-        "masks, float32": median(lambda: numbers @ flat.T),
+        "masks, float32": median(lambda: float_masks @ flat.T),
     }
-    numbers = masks[:1]  # let it go
+    float_masks = masks[:1]  # free the memory
     memory = {
         "pooling": peak_bytes(lambda: regions.pool(features)),
         "masks x features": peak_bytes(
@@ -85,20 +86,20 @@ def random_regions(rng: np.random.Generator) -> RegionSet:
 
 
 def fresh(regions: RegionSet) -> RegionSet:
-    """The same without what it has computed before."""
+    """The same regions without cached properties."""
     return regions[:]
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """How far the process's memory rises during some work."""
+    """Peak increase of the process's memory during some work."""
 
     def status(name: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # free memory that is kept would hide what is needed
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water weak_label starts again
+    ctypes.CDLL(None).malloc_trim(0)  # memory that is kept for reuse would hide the increase
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = status("VmRSS")
     work()
     return max(1, status("VmHWM") - before)

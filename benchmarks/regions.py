@@ -1,12 +1,12 @@
-"""Do the regions cover the objects, and what do they cost?
+"""How well regions cover objects, and time and memory per image.
 
     python benchmarks/regions.py VOCdevkit/VOC2012 --split devval
 
-For every true object, the best IoU among the first 100, 300, 500 and 1,000 regions: on average
-(ABO), and how often it is above .5 and .7. Void pixels of VOC (255 in SegmentationObject) count for
-nobody, as in the benchmark that came with MCG, whose published figures these are to be compared
-with. The peer is Felzenszwalb's segmentation (scikit-image) at five scales in two colour spaces,
-coarse segments first. One core; seconds are means over the images.
+For every object, the best IoU among the first 100, 300, 500 and 1,000 regions: its average (ABO),
+and the recall at .5 and .7. Void pixels of VOC (255 in SegmentationObject) are ignored, as in the
+benchmark of MCG, so that the figures compare with those published for it. The baseline is
+Felzenszwalb's segmentation (scikit-image) at five scales in two colour spaces, coarse segments
+first. One core; seconds are means over the images.
 """
 
 from __future__ import annotations
@@ -48,35 +48,37 @@ def main() -> None:
     )
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--split")
-    parser.add_argument("--limit", type=int, help="only so many images")
+    parser.add_argument("--limit", type=int, help="number of images")
     parser.add_argument("--methods", nargs="+", default=["network", "gradient", "felzenszwalb"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = {}
     for method in options.methods:
-        # A process each, so that memory is its own.
+        # One process per method, to measure its memory.
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             results[method] = pool.submit(measure, method, options).result()
-        show(method, results[method])
+        print_result(method, results[method])
     if options.json is not None:
         write_json(options.json, results, indent=1)
 
 
 def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Overlaps, seconds and memory of one method."""
+    """IoU, seconds and memory of one method."""
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     truth = load_evaluation(options.dataset, split=options.split)
     ids = list(truth)[: options.limit]
     paths = {image.image_id: image.image_path() for image in truth.labelled}
     seconds: Seconds = {}
-    make = peer(seconds) if method == "felzenszwalb" else ours(method, seconds)
+    propose = (
+        felzenszwalb(seconds) if method == "felzenszwalb" else region_proposer(method, seconds)
+    )
     total = 0.0
     overlaps, shares, counts = [], [], []
     for image_id in track(ids, method):
         image = read_image(paths[image_id])
         started = time.perf_counter()
-        regions = make(image)
+        regions = propose(image)
         total += time.perf_counter() - started
         counts.append(len(regions))
         valid = valid_pixels(options.dataset, image_id, image.shape[:2])
@@ -107,21 +109,21 @@ PHASES = {
     "selection": "select_diverse",
     "region set": "RegionSet.of",
 }
-"""What each phase is in `annocoin.regions.proposals`."""
+"""The function of each phase in `annocoin.regions.proposals`."""
 
 
-def ours(detector: str, seconds: Seconds) -> Callable[[Image], RegionSet]:
-    """The proposer, with a watch on each of its phases."""
+def region_proposer(detector: str, seconds: Seconds) -> Callable[[Image], RegionSet]:
+    """The region proposer, with its phases timed."""
     for phase, name in PHASES.items():
         owner: Any = proposals
         *path, last = name.split(".")
         for part in path:
             owner = getattr(owner, part)
-        setattr(owner, last, watched(getattr(owner, last), phase, seconds))
+        setattr(owner, last, timed(getattr(owner, last), phase, seconds))
     return RegionProposer(BoundaryDetector(detector))  # type: ignore[arg-type]
 
 
-def watched(work: Callable[..., Any], phase: str, seconds: Seconds) -> Callable[..., Any]:
+def timed(work: Callable[..., Any], phase: str, seconds: Seconds) -> Callable[..., Any]:
     def run(*arguments: Any, **named: Any) -> Any:
         started = time.perf_counter()
         result = work(*arguments, **named)
@@ -131,25 +133,25 @@ def watched(work: Callable[..., Any], phase: str, seconds: Seconds) -> Callable[
     return run
 
 
-def peer(seconds: Seconds) -> Callable[[Image], RegionSet]:
-    """Felzenszwalb's segments, with a watch on the segmentation alone."""
-    from skimage.segmentation import felzenszwalb
+def felzenszwalb(seconds: Seconds) -> Callable[[Image], RegionSet]:
+    """Felzenszwalb's segments, with the segmentation timed."""
+    from skimage import segmentation
 
-    segment = watched(felzenszwalb, "segmentation", seconds)
+    segment = timed(segmentation.felzenszwalb, "segmentation", seconds)
     return lambda image: segments(image, segment)
 
 
 def segments(image: Image, segment: Callable[..., Any]) -> RegionSet:
     """Segments at several scales in RGB and Lab, coarse ones first, each once."""
-    found: dict[bytes, npt.NDArray[np.bool_]] = {}
+    distinct: dict[bytes, npt.NDArray[np.bool_]] = {}
     lab = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2Lab) / 100
     for scale in (1000, 500, 250, 120, 60):
         for pixels in (image.astype(np.float32) / 255, lab):
             ids = segment(pixels, scale=scale, sigma=0.8, min_size=60)
             for i in np.argsort(-np.bincount(ids.ravel()), kind="stable"):
                 mask = ids == i
-                found.setdefault(np.packbits(mask).tobytes(), mask)
-    masks = list(found.values())[: COUNTS[-1]]
+                distinct.setdefault(np.packbits(mask).tobytes(), mask)
+    masks = list(distinct.values())[: COUNTS[-1]]
     return regions_of_masks(encode(np.stack(masks)), (image.shape[0], image.shape[1]))
 
 
@@ -189,7 +191,7 @@ def figures(overlaps: npt.NDArray[np.float64]) -> dict[str, dict[str, float]]:
     }
 
 
-def show(method: str, result: dict[str, Any]) -> None:
+def print_result(method: str, result: dict[str, Any]) -> None:
     print(
         f"\n{method}: {result['images']} images, {result['objects']} objects, "
         f"{result['regions']:.0f} regions an image"

@@ -1,9 +1,9 @@
-"""Measure the synthetic scenes: are they the problem they claim to be?
+"""Measure the synthetic scenes: class evidence, outlines, objects and rendering time.
 
     python benchmarks/synthetic.py --images 1500 --json synthetic.json
 
-Reported are what names the class (a small network sees the whole object, its part, or its body),
-how much of the outlines is weak, how the objects are distributed, and the time per scene.
+Reported are the accuracy of a small classifier on the whole object, its emblem, or its body without
+the emblem; how much of the outlines is weak; the distribution of objects; and the time per scene.
 """
 
 import argparse
@@ -58,9 +58,9 @@ def main() -> None:
 
 
 def separability(scenes: Sequence[Scene], epochs: int, seed: int) -> Numbers:
-    """Accuracy on held-out objects, seen whole, as a part, or as a body without its part.
+    """Accuracy on held-out objects: whole, emblem only, or body without the emblem.
 
-    One network is trained on all three versions alike, so that none of them is foreign to it.
+    One network is trained on all three versions.
     """
     split = int(len(scenes) * (1 - HELD_OUT))
     train, truth = _crops(scenes[:split])
@@ -69,13 +69,13 @@ def separability(scenes: Sequence[Scene], epochs: int, seed: int) -> Numbers:
     numbers = {"chance": 1 / len(CLASSES), "held-out objects": float(len(test_truth))}
     with torch.no_grad():
         for position, version in enumerate(VERSIONS):
-            guess = network(test[:, position]).argmax(1)
-            numbers[version] = float((guess == test_truth).float().mean())
+            predicted = network(test[:, position]).argmax(1)
+            numbers[version] = float((predicted == test_truth).float().mean())
     return numbers
 
 
 def edges(scenes: Sequence[Scene]) -> Numbers:
-    """How strong the outlines are, and how many edges lie inside the bodies.
+    """Strength of the outlines, and the share of edges inside the bodies.
 
     Strength is the Lab distance between the mean colours just inside and just outside.
     """
@@ -114,10 +114,10 @@ def distribution(scenes: Sequence[Scene]) -> Numbers:
     shares: list[float] = []
     occluded: list[bool] = []
     for scene in scenes:
-        seen = np.bincount(scene.ids.ravel(), minlength=len(scene.labels) + 1)[1:]
-        seen_part = np.bincount(scene.parts.ravel(), minlength=len(scene.labels) + 1)[1:]
-        areas.extend(seen / scene.ids.size)
-        shares.extend(seen_part / seen)
+        visible = np.bincount(scene.ids.ravel(), minlength=len(scene.labels) + 1)[1:]
+        visible_part = np.bincount(scene.parts.ravel(), minlength=len(scene.labels) + 1)[1:]
+        areas.extend(visible / scene.ids.size)
+        shares.extend(visible_part / visible)
         occluded.extend(_touches_front(scene, k) for k in range(1, len(scene.labels) + 1))
     small, middle, large = np.quantile(areas, (0.1, 0.5, 0.9))
     numbers = {f"images with {n} objects": float((counts == n).mean()) for n in range(1, 5)}
@@ -158,13 +158,13 @@ def _crops(scenes: Sequence[Scene]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _crop(scene: Scene, number: int, version: str) -> Bytes:
-    """One object on grey, [CROP, CROP, 3]; other things in its box are grey, too."""
+    """One object on a grey background, [CROP, CROP, 3]."""
     body, part = scene.ids == number, scene.parts == number
     image = np.full_like(scene.image, GREY)
     keep = part if version == "part" else body
     image[keep] = scene.image[keep]
     if version == "body":
-        # The emblem's soft rim goes with it; its colours would give the class away.
+        # Without the emblem's soft rim as well, whose colours are those of the class.
         around = cv2.dilate(part.astype(np.uint8), np.ones((3, 3), np.uint8)) > 0
         image[around & body] = scene.image[body & ~around].mean(0).astype(np.uint8)
     rows, cols = np.nonzero(body)
@@ -226,7 +226,7 @@ def _gradient(lab: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _touches_front(scene: Scene, number: int) -> bool:
-    """Whether a nearer object (a higher id) borders this one: then it hides some of it."""
+    """Whether a nearer object (a higher id) borders, and so occludes, this one."""
     mask = (scene.ids == number).astype(np.uint8)
     around = cv2.dilate(mask, np.ones((3, 3), np.uint8)) > 0
     return int(np.count_nonzero(scene.ids[around] > number)) > 3

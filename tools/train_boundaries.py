@@ -2,10 +2,10 @@
 
     python tools/train_boundaries.py BSDS500 --encoder mobilenet_v2.pth --out boundaries.safetensors
 
-BSDS500 holds `images/{train,val}` and `groundTruth/{train,val}`. A pixel is a boundary where at
-least 30 % of the annotators say so, none where nobody does, and is not counted in between.
-`--minutes` is the length of the training; the learning rate falls over that time. `--start` goes on
-from weights that an earlier run wrote. What is saved is a running average of the weights.
+BSDS500 contains `images/{train,val}` and `groundTruth/{train,val}`. A pixel is a boundary if at
+least 30 % of the annotators marked it, background if none did, and ignored in between. `--minutes`
+is the duration of the training, over which the learning rate falls. `--start` continues from the
+weights of an earlier run. The saved weights are a running average.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from annocoin.backbones import BoundaryNet
+from annocoin.backbones import BoundaryNet, load_boundary_weights
 from annocoin.data.images import read_image
 
-AGREE = 0.3
+MIN_AGREEMENT = 0.3
+"""The share of annotators from which a pixel is a boundary."""
+
+IGNORED = 0.01
+"""A share of annotators that counts neither as boundary nor as background."""
+
 CROP = 320
 SCALES = (0.55, 1.6)
-NOT_COUNTED = 0.01
-"""A share of annotators that is neither a boundary nor none."""
-
-AVERAGE = 0.998
-"""How much of the running average of the weights each step keeps."""
+AVERAGE_DECAY = 0.998
 
 Example = tuple[Tensor, Tensor]
 
@@ -66,13 +67,12 @@ def main() -> None:
     known = net.encoder.state_dict()
     net.encoder.load_state_dict({k: v for k, v in encoder.items() if k in known})
     if options.start is not None:
-        start = {name: value.float() for name, value in load_file(options.start).items()}
-        net.load_state_dict(start, strict=False)
+        load_boundary_weights(net, load_file(options.start))
     train(net, examples, options)
 
 
 def train(net: BoundaryNet, examples: list[Example], options: argparse.Namespace) -> None:
-    """Run until the time is over; the weights are saved every two minutes and at the end."""
+    """Train for `options.minutes`; weights are saved every two minutes and at the end."""
     net.train().to(memory_format=torch.channels_last)
     average = copy.deepcopy(net)
     rest = [p for name, p in net.named_parameters() if not name.startswith("encoder.")]
@@ -83,12 +83,13 @@ def train(net: BoundaryNet, examples: list[Example], options: argparse.Namespace
     optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=1e-4)
     rng = np.random.default_rng(options.seed)
     started = saved = time.monotonic()
-    step, mean, done = 0, 0.0, 0.0
-    while done < 1:
-        done = (time.monotonic() - started) / 60 / options.minutes
-        warm = min(1.0, (step + 1) / 100)
+    step, mean, progress = 0, 0.0, 0.0
+    while progress < 1:
+        progress = (time.monotonic() - started) / 60 / options.minutes
+        warmup = min(1.0, (step + 1) / 100)
+        decay = max(1e-3, 0.5 + 0.5 * np.cos(np.pi * min(progress, 1)))
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * warm * max(1e-3, 0.5 + 0.5 * np.cos(np.pi * min(done, 1)))
+            group["lr"] = group["peak"] * warmup * decay
         batch = [augment(*examples[rng.integers(len(examples))], rng) for _ in range(options.batch)]
         images = torch.stack([image for image, _ in batch])
         targets = torch.stack([target for _, target in batch])
@@ -103,14 +104,14 @@ def train(net: BoundaryNet, examples: list[Example], options: argparse.Namespace
         total.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
         optimizer.step()
-        keep = min(AVERAGE, step / (step + 10))
+        keep = min(AVERAGE_DECAY, step / (step + 10))
         with torch.no_grad():
             for mean_weight, weight in zip(average.parameters(), net.parameters(), strict=True):
                 mean_weight.lerp_(weight, 1 - keep)
         mean = 0.98 * mean + 0.02 * float(total.detach()) if step else float(total.detach())
         if step % 50 == 0:
-            print(f"step {step}  loss {mean:.4f}  done {done:.2f}", flush=True)
-        if time.monotonic() - saved > 120 or done >= 1:
+            print(f"step {step}  loss {mean:.4f}  progress {progress:.2f}", flush=True)
+        if time.monotonic() - saved > 120 or progress >= 1:
             save(average, options.out)
             saved = time.monotonic()
         step += 1
@@ -119,22 +120,23 @@ def train(net: BoundaryNet, examples: list[Example], options: argparse.Namespace
 def loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy with the classes balanced by square roots, plus half a Dice loss.
 
-    `targets` are 1 on boundaries, 0 elsewhere, and between 0 and 1 where not counted.
+    `targets` are shares of annotators: boundary from 0.3 on, background at 0, ignored in between.
     """
-    positive, negative = targets >= AGREE, targets <= 0
+    positive, negative = targets >= MIN_AGREEMENT, targets <= 0
     counted = (positive | negative).float()
     share = positive.sum() / counted.sum().clamp(min=1)
     weight = torch.where(positive, (1 - share).sqrt(), share.sqrt()) * counted
     cross = F.binary_cross_entropy_with_logits(logits, positive.float(), reduction="none")
     cross = (cross * weight).sum() / weight.sum().clamp(min=1e-6)
-    found = logits.sigmoid() * counted
+    probability = logits.sigmoid() * counted
     truth = positive.float()
-    overlap = 2 * (found * truth).sum() / (found.square().sum() + truth.sum()).clamp(min=1)
-    return cross + 0.5 * (1 - overlap)
+    total = probability.square().sum() + truth.sum()
+    dice = 2 * (probability * truth).sum() / total.clamp(min=1)
+    return cross + 0.5 * (1 - dice)
 
 
 def load(root: Path, split: str) -> list[Example]:
-    """Images [3, H, W] in bytes and the share of annotators that see a boundary, [1, H, W]."""
+    """Images, uint8 [3, H, W], and the share of annotators with a boundary, [1, H, W]."""
     examples = []
     for path in sorted((root / "images" / split).glob("*.jpg")):
         truth = scipy.io.loadmat(root / "groundTruth" / split / f"{path.stem}.mat")["groundTruth"]
@@ -145,26 +147,25 @@ def load(root: Path, split: str) -> list[Example]:
 
 
 def agreement(maps: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.float32]:
-    """The share of annotators with a boundary at a pixel or beside it, thinned to their lines.
+    """The share of annotators with a boundary within one pixel, where any of them drew one.
 
-    People draw the same contour a pixel apart: neighbours count as agreeing.
+    Annotators draw the same contour a pixel apart. Pixels beside a line are ignored.
     """
     stack = np.stack(maps).astype(bool)
     cross = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
     near = np.stack([cv2.dilate(lines.astype(np.uint8), cross) for lines in stack]).astype(bool)
     share = near.mean(axis=0) * stack.any(axis=0)
-    # The pixels beside a line belong to nobody: neither boundary nor not.
     beside = near.any(axis=0) & (share == 0)
-    return np.where(beside, NOT_COUNTED, share).astype(np.float32)
+    return np.where(beside, IGNORED, share).astype(np.float32)
 
 
 def augment(image: Tensor, target: Tensor, rng: np.random.Generator) -> Example:
-    """A random crop at a random scale, mirrored and turned; colours a little override.
+    """A random crop at a random scale, randomly flipped, rotated and recoloured.
 
-    Where the scaled image is smaller than the crop, it is mirrored outwards and not counted there.
+    Where the scaled image is smaller than the crop, it is padded by reflection and ignored there.
     """
     scale = float(np.exp(rng.uniform(*np.log(SCALES))))
-    scale = max(scale, 0.51 * CROP / min(image.shape[-2:]))  # mirrored once, not more
+    scale = max(scale, 0.51 * CROP / min(image.shape[-2:]))  # reflection can at most double it
     side = round(CROP / scale)
     window: list[slice] = [slice(None)]
     for length in image.shape[-2:]:
@@ -179,7 +180,7 @@ def augment(image: Tensor, target: Tensor, rng: np.random.Generator) -> Example:
         lines = F.interpolate(lines, size=size, mode="nearest")
     margin = (0, CROP - size[1], 0, CROP - size[0])
     crop = F.pad(crop, margin, mode="reflect")[0]
-    lines = F.pad(lines, margin, value=NOT_COUNTED)[0]
+    lines = F.pad(lines, margin, value=IGNORED)[0]
     crop = recolour(crop, rng)
     turns = int(rng.integers(1, 4)) if rng.random() < 0.3 else 0
     crop, lines = crop.rot90(turns, (1, 2)), lines.rot90(turns, (1, 2))
@@ -189,7 +190,7 @@ def augment(image: Tensor, target: Tensor, rng: np.random.Generator) -> Example:
 
 
 def recolour(crop: Tensor, rng: np.random.Generator) -> Tensor:
-    """Brightness, contrast, saturation and tint a little override."""
+    """Random brightness, contrast, saturation and tint."""
     grey = crop.mean(dim=0, keepdim=True)
     crop = grey + (crop - grey) * rng.uniform(0.5, 1.3)
     gain = rng.uniform(0.75, 1.25) * rng.uniform(0.92, 1.08, size=(3, 1, 1))

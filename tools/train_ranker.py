@@ -2,10 +2,10 @@
 
     python tools/train_ranker.py BSDS500 --out src/annocoin/weights/ranker.safetensors
 
-BSDS500 holds `images/{train,val}` and `groundTruth/{train,val}`. The network learns to foresee a
-candidate's best IoU with the objects that people outlined: half the mean over the annotators, half
-the best of them. A segment that touches two or more sides of the image is taken for background.
-Run it again whenever the boundary detector, the trees or the grouping change.
+BSDS500 contains `images/{train,val}` and `groundTruth/{train,val}`. The network is trained to
+predict a candidate's best IoU with the annotated segments: half the mean over the annotators, half
+the best of them. Segments that touch two or more sides of the image count as background. Run it
+again whenever the boundary detector, the trees or the candidates change.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, metavar="BSDS500")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--splits", nargs="+", default=["train", "val"])
-    parser.add_argument("--boundaries", type=Path, help="other weights of the boundary detector")
+    parser.add_argument("--boundaries", type=Path, help="weights of the boundary network")
     parser.add_argument("--passes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -57,7 +57,7 @@ def main() -> None:
     if options.boundaries is not None:
         propose.detector.load(load_file(options.boundaries))
     rows, targets = [], []
-    for path in track(paths, "measuring"):
+    for path in track(paths, "computing features"):
         analysis = propose.analyse(read_image(path))
         graph = analysis.graph
         candidates = candidate_regions(analysis.trees, graph, propose.candidates)
@@ -69,19 +69,19 @@ def main() -> None:
 
 
 def segmentations(path: Path) -> list[npt.NDArray[np.integer]]:
-    """Every annotator's map of segments, [H, W] each."""
+    """The segment map [H, W] of every annotator."""
     truth = scipy.io.loadmat(path)["groundTruth"]
     return [truth[0, i]["Segmentation"][0, 0] for i in range(truth.shape[1])]
 
 
 def target(
-    graph: SuperpixelGraph, candidates: CandidateRegions, people: list[npt.NDArray[np.integer]]
+    graph: SuperpixelGraph, candidates: CandidateRegions, maps: list[npt.NDArray[np.integer]]
 ) -> npt.NDArray[np.float32]:
-    """The overlap of each candidate with the objects that people outlined, float32 [N]."""
+    """The IoU of each candidate with the segments of every annotator's map, float32 [N]."""
     members = candidates.members.astype(np.float32)
     sizes = members @ graph.areas.astype(np.float32)
     best = []
-    for segments in people:
+    for segments in maps:
         count = int(segments.max()) + 1
         table = np.bincount(
             graph.ids.ravel().astype(np.int64) * count + segments.ravel(),
@@ -104,11 +104,11 @@ def sides_touched(segments: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 def train(
     rows: npt.NDArray[np.float32], targets: npt.NDArray[np.float32], passes: int, seed: int
 ) -> dict[str, torch.Tensor]:
-    """Least squares by a network with two hidden layers; its weights, and the inputs' scaling."""
+    """Fit a network with two hidden layers by least squares: its weights and the input scaling."""
     torch.manual_seed(seed)
     mean, spread = rows.mean(axis=0), rows.std(axis=0) + 1e-6
     inputs = torch.from_numpy((rows - mean) / spread).clamp(-5, 5)
-    wanted = torch.from_numpy(targets)
+    expected = torch.from_numpy(targets)
     net = nn.Sequential(
         nn.Linear(inputs.shape[1], HIDDEN),
         nn.ReLU(),
@@ -121,14 +121,14 @@ def train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
         batch = torch.randint(len(inputs), (BATCH,))
-        loss = (net(inputs[batch])[:, 0] - wanted[batch]).square().mean()
+        loss = (net(inputs[batch])[:, 0] - expected[batch]).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
         if step % 200 == 0 or step == steps - 1:
             print(f"step {step}  loss {float(loss.detach()):.5f}", flush=True)
-    print(f"{len(inputs)} candidates, variance {float(wanted.var()):.5f}")
+    print(f"{len(inputs)} candidates, variance {float(expected.var()):.5f}")
     scaling = {"mean": torch.from_numpy(mean), "spread": torch.from_numpy(spread)}
     return {name: value.detach() for name, value in net.state_dict().items()} | scaling
 

@@ -21,16 +21,14 @@ def detector(request: pytest.FixtureRequest) -> BoundaryDetector:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 50), (7, 3), (33, 65), (97, 128)])
-def test_any_size_gives_maps_of_that_size(
-    detector: BoundaryDetector, size: tuple[int, int]
-) -> None:
+def test_maps_have_the_size_of_the_image(detector: BoundaryDetector, size: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     maps = detector(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
     assert (maps.shape, maps.dtype) == ((3, *size), np.float32)
     assert ((maps >= 0) & (maps <= 1)).all()
 
 
-def test_a_large_image_is_done_within_its_limits(detector: BoundaryDetector) -> None:
+def test_a_large_image_is_reduced_and_its_maps_enlarged(detector: BoundaryDetector) -> None:
     image = np.zeros((2400, 3200, 3), np.uint8)
     image[:, 1600:] = (200, 180, 60)
     maps = detector(image)
@@ -38,7 +36,7 @@ def test_a_large_image_is_done_within_its_limits(detector: BoundaryDetector) -> 
     assert abs(int(maps.mean(axis=0)[1200].argmax()) - 1600) < 12
 
 
-def test_a_step_is_a_boundary_and_a_plain_image_has_less(detector: BoundaryDetector) -> None:
+def test_a_step_is_a_boundary_and_a_plain_image_has_none(detector: BoundaryDetector) -> None:
     plain = np.full((96, 128, 3), 90, np.uint8)
     step = plain.copy()
     step[:, 64:] = (210, 200, 40)
@@ -54,7 +52,9 @@ def test_the_same_image_gives_the_same_maps(detector: BoundaryDetector) -> None:
     assert np.array_equal(detector(image), detector(image))
 
 
-def test_outlines_of_synthetic_creatures_stand_out(detector: BoundaryDetector) -> None:
+def test_probabilities_are_higher_on_outlines_of_synthetic_objects(
+    detector: BoundaryDetector,
+) -> None:
     ratios = []
     for index in range(6):
         scene = render_scene(1, index)
@@ -67,7 +67,7 @@ def test_outlines_of_synthetic_creatures_stand_out(detector: BoundaryDetector) -
     assert np.mean(ratios) > 1.5
 
 
-def test_scales_are_chosen_and_kinds_are_known() -> None:
+def test_scales_and_unknown_kinds() -> None:
     assert BoundaryDetector("gradient", scales=(1.0,))(np.zeros((5, 6, 3), np.uint8)).shape == (
         1,
         5,
@@ -77,13 +77,13 @@ def test_scales_are_chosen_and_kinds_are_known() -> None:
         BoundaryDetector("canny")  # type: ignore[arg-type]
 
 
-def test_the_weights_are_in_the_package_small_and_with_a_card() -> None:
+def test_the_package_has_small_weights_with_a_model_card() -> None:
     folder = resources.files("annocoin.weights")
     assert len(folder.joinpath("boundaries.safetensors").read_bytes()) < 4_000_000
     assert "BSDS500" in folder.joinpath("boundaries.md").read_text(encoding="utf-8")
 
 
-def test_the_encoder_keeps_its_statistics_in_training() -> None:
+def test_batch_statistics_stay_fixed_in_training() -> None:
     net = BoundaryNet().train()
     before = {k: v.clone() for k, v in net.encoder.named_buffers()}
     logits, sides = net.with_sides(torch.rand(2, 3, 64, 96))

@@ -16,11 +16,11 @@ from annocoin.regions.hierarchy import (
 from annocoin.regions.superpixel_graph import BoundaryElements
 
 
-def grid(pieces: int, side: int, walls: dict[int, float]) -> np.ndarray:
-    """Edges [side, pieces * side]: flat ground, with walls of a height between the pieces."""
-    edges = np.zeros((side, pieces * side))
-    for between, height in walls.items():
-        edges[:, between * side - 1] = height
+def row_of_squares(count: int, side: int, borders: dict[int, float]) -> np.ndarray:
+    """Edges [side, count * side]: 0 except on the borders between squares."""
+    edges = np.zeros((side, count * side))
+    for position, strength in borders.items():
+        edges[:, position * side - 1] = strength
     return edges
 
 
@@ -29,7 +29,7 @@ def naive_linkage(
 ) -> list[frozenset[int]]:
     """Merge the two clusters with the weakest mean border until one is left."""
     clusters = [frozenset([i]) for i in range(count)]
-    made: list[frozenset[int]] = []
+    merged: list[frozenset[int]] = []
     while len(clusters) > 1:
         best: tuple[float, frozenset[int], frozenset[int]] | None = None
         for i, first in enumerate(clusters):
@@ -47,8 +47,8 @@ def naive_linkage(
                         best = (mean, first, second)
         assert best is not None
         clusters = [c for c in clusters if c not in best[1:]] + [best[1] | best[2]]
-        made.append(best[1] | best[2])
-    return made
+        merged.append(best[1] | best[2])
+    return merged
 
 
 @given(st.integers(0, 10**6))
@@ -75,8 +75,8 @@ def test_members_are_unions_of_their_children() -> None:
     ]
 
 
-def test_volume_lets_the_small_piece_go_first() -> None:
-    """Three basins of two pieces each; the first is small, and behind the stronger wall."""
+def test_volume_merges_the_small_basin_first() -> None:
+    """Three basins of two superpixels each; the first is small, with the stronger border."""
     ids = np.repeat(np.arange(6), [1, 1, 9, 9, 9, 9])[None].repeat(9, axis=0)
     elements, areas = BoundaryElements.of(ids), np.bincount(ids.ravel())
     strengths = np.array([0.1, 0.5, 0.1, 0.4, 0.1])
@@ -89,29 +89,31 @@ def test_volume_lets_the_small_piece_go_first() -> None:
     assert by_volume[-1] == [1] * 6
 
 
-def test_superpixels_follow_the_walls() -> None:
-    edges = grid(4, 12, {1: 0.9, 2: 0.5, 3: 0.7})
+def test_superpixels_follow_the_edges() -> None:
+    edges = row_of_squares(4, 12, {1: 0.9, 2: 0.5, 3: 0.7})
     ids = watershed_superpixels(edges, limit=100)
     assert ids.max() + 1 == 4
     assert [len(np.unique(ids[:, x])) for x in (0, 20, 30, 45)] == [1, 1, 1, 1]
     assert len({ids[0, x] for x in (0, 20, 30, 45)}) == 4
-    fewer = watershed_superpixels(edges, limit=3)  # the weakest wall falls
+    fewer = watershed_superpixels(edges, limit=3)  # without the weakest border
     assert fewer.max() + 1 == 3
     assert fewer[0, 20] == fewer[0, 30]
     assert fewer[0, 0] != fewer[0, 20] != fewer[0, 45]
 
 
-def test_a_speck_goes_before_a_large_piece_with_a_weaker_wall() -> None:
-    edges = grid(2, 30, {1: 0.3})
+def test_a_tiny_superpixel_is_merged_before_a_large_one_with_a_weaker_border() -> None:
+    edges = row_of_squares(2, 30, {1: 0.3})
     edges[10:13, 10:13] = 0.6
-    edges[11, 11] = 0.0  # one pixel behind a strong wall
+    edges[11, 11] = 0.0  # one pixel within a strong border
     ids = watershed_superpixels(edges, limit=2)
     assert ids[0, 0] != ids[0, 59]
     assert ids[11, 11] == ids[0, 0]
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 40), st.integers(0, 10**6))
-def test_superpixels_are_connected_few_and_numbered(h: int, w: int, limit: int, seed: int) -> None:
+def test_superpixels_are_connected_limited_and_numbered(
+    h: int, w: int, limit: int, seed: int
+) -> None:
     ids = watershed_superpixels(np.random.default_rng(seed).random((h, w)), limit)
     assert ids.shape == (h, w)
     assert ids.dtype == np.int32
@@ -126,13 +128,13 @@ def test_a_flat_map_is_one_superpixel(value: float) -> None:
     assert (watershed_superpixels(np.full((7, 9), value), 5) == 0).all()
 
 
-def test_contours_show_the_altitude_at_which_a_border_vanishes() -> None:
+def test_contours_are_the_altitudes_at_which_borders_disappear() -> None:
     ids = np.array([[0, 0, 1, 1, 2, 2]] * 2, dtype=np.int32)
     elements = BoundaryElements.of(ids)
     strengths = np.array([0.25, 0.75])
     tree = average_linkage(elements, strengths, np.bincount(ids.ravel()))
-    drawn = contours(tree, ids, elements)
-    assert drawn[0].tolist() == [0, 0.25, 0.25, 0.75, 0.75, 0]
+    contour_map = contours(tree, ids, elements)
+    assert contour_map[0].tolist() == [0, 0.25, 0.25, 0.75, 0.75, 0]
 
 
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 10**6))
@@ -140,16 +142,18 @@ def test_elements_count_every_pixel_side(h: int, w: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     ids = np.unique(rng.integers(0, 6, (h, w)), return_inverse=True)[1].reshape(h, w)
     edges = rng.random((h, w))
-    expected: dict[tuple[int, int], list[float]] = {}
+    expected: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for y in range(h):
         for x in range(w):
             for other in ((y, x + 1), (y + 1, x)):
                 if other[0] < h and other[1] < w and ids[y, x] != ids[other]:
                     pair = tuple(sorted((int(ids[y, x]), int(ids[other]))))
-                    value = max(edges[y, x], edges[other])
-                    expected.setdefault(pair, []).append(value)  # type: ignore[arg-type]
-    found = BoundaryElements.of(ids)
-    assert [tuple(pair) for pair in found.pairs.tolist()] == sorted(expected)
-    assert found.lengths.tolist() == [len(expected[pair]) for pair in sorted(expected)]
-    sums = [sum(expected[pair]) for pair in sorted(expected)]
-    assert found.edge_strength(edges).tolist() == pytest.approx(sums)
+                    values = edges[y, x], edges[other]
+                    expected.setdefault(pair, []).append(values)  # type: ignore[arg-type]
+    elements = BoundaryElements.of(ids)
+    assert [tuple(pair) for pair in elements.pairs.tolist()] == sorted(expected)
+    assert elements.lengths.tolist() == [len(expected[pair]) for pair in sorted(expected)]
+    greatest = [sum(max(values) for values in expected[pair]) for pair in sorted(expected)]
+    means = [sum(sum(values) / 2 for values in expected[pair]) for pair in sorted(expected)]
+    assert elements.edge_strength(edges).tolist() == pytest.approx(greatest)
+    assert elements.line_integral(edges).tolist() == pytest.approx(means)

@@ -10,7 +10,7 @@ from annocoin.regions.superpixel_graph import BoundaryElements
 
 
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(1, 150), st.integers(0, 10**6))
-def test_holes_are_filled_as_in_the_picture(h: int, w: int, count: int, seed: int) -> None:
+def test_holes_are_filled_as_in_the_mask(h: int, w: int, count: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     ids = watershed_superpixels(rng.random((h, w)), 60)
     members = rng.random((count, int(ids.max()) + 1)) < rng.uniform(0.3, 0.9)

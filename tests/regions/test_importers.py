@@ -18,20 +18,20 @@ from annocoin.types import Annotation
 IDS = np.array([[5, 5, 7, 7], [5, 9, 9, 7], [9, 9, 9, 7]], dtype=np.uint16)
 LABELS = [[5], [7, 9], [5, 7, 9]]
 SCORES = [0.2, 0.9, 0.5]
-MASKS = np.stack([np.isin(IDS, own) for own in LABELS])
+MASKS = np.stack([np.isin(IDS, numbers) for numbers in LABELS])
 EDGES = np.linspace(0, 1, 12).reshape(3, 4)
 
 
 def cells(items: list[Any], wrap: bool = False) -> np.ndarray:
-    found = np.empty((len(items), 1), dtype=object)
+    column = np.empty((len(items), 1), dtype=object)
     for i, item in enumerate(items):
         row = np.array([item], dtype=np.float64)
         if wrap:  # a cell within a cell, as in some of the downloads
-            found[i, 0] = np.empty((1, 1), dtype=object)
-            found[i, 0][0, 0] = row
+            column[i, 0] = np.empty((1, 1), dtype=object)
+            column[i, 0][0, 0] = row
         else:
-            found[i, 0] = row
-    return found
+            column[i, 0] = row
+    return column
 
 
 def mcg(**changes: Any) -> dict[str, Any]:
@@ -45,10 +45,10 @@ def mcg(**changes: Any) -> dict[str, Any]:
 
 
 def mask_cells(masks: np.ndarray) -> np.ndarray:
-    found = np.empty((len(masks), 1), dtype=object)
+    column = np.empty((len(masks), 1), dtype=object)
     for i, mask in enumerate(masks):
-        found[i, 0] = mask.astype(np.uint8)
-    return found
+        column[i, 0] = mask.astype(np.uint8)
+    return column
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_every_layout_is_read_exactly(tmp_path: Path, content: dict[str, Any]) -
     assert regions.edge_strength.sum() > 0
 
 
-def test_without_scores_the_order_of_the_file_counts(tmp_path: Path) -> None:
+def test_without_scores_the_order_of_the_file_is_kept(tmp_path: Path) -> None:
     scipy.io.savemat(tmp_path / "a.mat", mcg(scores=None))
     regions = read_mat(tmp_path / "a.mat", (3, 4))
     assert torch.equal(regions.masks(), torch.from_numpy(MASKS))
@@ -94,9 +94,7 @@ def test_without_scores_the_order_of_the_file_counts(tmp_path: Path) -> None:
         ({"maskmat": mask_cells(MASKS & False)}, "mask 0 is empty"),
     ],
 )
-def test_what_is_wrong_with_a_mat_file_is_said(
-    tmp_path: Path, content: dict[str, Any], message: str
-) -> None:
+def test_a_bad_mat_file_is_one_line(tmp_path: Path, content: dict[str, Any], message: str) -> None:
     path = tmp_path / "a.mat"
     scipy.io.savemat(path, content)
     with pytest.raises(InputError) as error:
@@ -134,10 +132,10 @@ def opened(text: str, *images: LabelledImage) -> ProposalSource:
 
 
 def entries(**more: Any) -> list[dict[str, Any]]:
-    found = [{"segmentation": rle.to_json(mask), **more} for mask in rle.encode(MASKS)]
-    for entry, score in zip(found, SCORES, strict=True):
-        entry["score"] = score
-    return found
+    return [
+        {"segmentation": rle.to_json(mask), **more, "score": score}
+        for mask, score in zip(rle.encode(MASKS), SCORES, strict=True)
+    ]
 
 
 def test_one_json_file_for_all_images(tmp_path: Path) -> None:
@@ -165,7 +163,7 @@ def test_a_json_file_for_each_image_as_sam_writes_it(tmp_path: Path) -> None:
         source.find(image(name="b.jpg"))
 
 
-def test_files_lie_as_the_images_or_flat_if_that_is_clear(tmp_path: Path) -> None:
+def test_files_in_subfolders_or_flat_if_names_are_unique(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     for name, count in (("a.json", 1), ("s/b.json", 2)):
         (tmp_path / name).write_text(json.dumps(entries()[:count]))
@@ -173,10 +171,10 @@ def test_files_lie_as_the_images_or_flat_if_that_is_clear(tmp_path: Path) -> Non
     flat = opened(f"coco:{tmp_path}", second, deep)
     assert len(flat.find(second).regions((3, 4))) == 1
     assert len(flat.find(deep).regions((3, 4))) == 2
-    doubtful = opened(f"coco:{tmp_path}", first, second)
-    assert len(doubtful.find(first).regions((3, 4))) == 1
+    ambiguous = opened(f"coco:{tmp_path}", first, second)
+    assert len(ambiguous.find(first).regions((3, 4))) == 1
     with pytest.raises(InputError, match=r"s/a\.json: no such file"):
-        doubtful.find(second)
+        ambiguous.find(second)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +214,7 @@ def test_an_unknown_source_is_one_line(text: str) -> None:
         opened(text)
 
 
-def test_mcg_wants_a_folder(tmp_path: Path) -> None:
+def test_mcg_needs_a_folder(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("")
     with pytest.raises(InputError, match="not a folder"):
         opened(f"mcg:{tmp_path / 'f'}")

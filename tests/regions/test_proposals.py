@@ -1,4 +1,4 @@
-"""From any image to regions."""
+"""Region proposals of images of every kind and size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def photo() -> np.ndarray:
 
 
 def test_regions_cover_the_objects_of_a_scene() -> None:
-    """On average over scenes, with the network: far better than chance, far from perfect."""
+    """Mean best IoU over six scenes, with the boundary network."""
     propose = RegionProposer()
     best = []
     for seed in range(6):
@@ -47,7 +47,9 @@ def test_regions_cover_the_objects_of_a_scene() -> None:
     assert np.mean(best) > 0.75
 
 
-def test_a_region_set_is_whole(propose: RegionProposer, photo: np.ndarray) -> None:
+def test_proposals_are_distinct_limited_and_end_with_the_whole_image(
+    propose: RegionProposer, photo: np.ndarray
+) -> None:
     regions = propose(photo)
     assert regions.size == photo.shape[:2]
     assert 1 < len(regions) <= 1000
@@ -70,10 +72,10 @@ def test_the_same_image_gives_the_same_regions(propose: RegionProposer, photo: n
 @pytest.mark.parametrize(("limit", "superpixels"), [(1, 600), (2, 2), (20, 30)])
 def test_limits_hold(photo: np.ndarray, limit: int, superpixels: int) -> None:
     detector = BoundaryDetector("gradient", scales=(1.0,))
-    found = RegionProposer(detector, limit=limit, superpixels=superpixels)(photo)
-    assert 1 <= len(found) <= limit
-    assert found.membership.shape[1] <= superpixels
-    assert found.membership[-1].all()
+    regions = RegionProposer(detector, limit=limit, superpixels=superpixels)(photo)
+    assert 1 <= len(regions) <= limit
+    assert regions.membership.shape[1] <= superpixels
+    assert regions.membership[-1].all()
 
 
 @pytest.mark.parametrize("kind", ["network", "gradient"])
@@ -91,7 +93,7 @@ def test_tiny_images_have_regions(kind: str, size: tuple[int, int]) -> None:
         assert regions.membership[-1].all()
 
 
-def test_a_huge_image_is_cut_at_a_bearable_size(propose: RegionProposer) -> None:
+def test_a_huge_image_is_reduced_first(propose: RegionProposer) -> None:
     image = np.full((6000, 8000, 3), 90, np.uint8)
     cv2.circle(image, (3000, 2500), 1500, (240, 200, 30), -1)
     regions = propose(image)
@@ -102,9 +104,7 @@ def test_a_huge_image_is_cut_at_a_bearable_size(propose: RegionProposer) -> None
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "I;16", "P", "1"])
-def test_every_kind_of_image_file_goes_through(
-    propose: RegionProposer, tmp_path: Path, mode: str
-) -> None:
+def test_every_kind_of_image_file(propose: RegionProposer, tmp_path: Path, mode: str) -> None:
     values = np.zeros((100, 120), np.uint16)
     values[20:70, 30:100] = 60_000
     if mode == "I;16":
@@ -116,7 +116,7 @@ def test_every_kind_of_image_file_goes_through(
     assert regions.iou_with(box).max() > 0.9
 
 
-def test_shrinking_and_enlarging() -> None:
+def test_limit_size_and_upsample() -> None:
     image = np.zeros((100, 3000, 3), np.uint8)
     assert limit_size(image).shape == (27, 800, 3)
     assert limit_size(np.zeros((2, 4000, 3), np.uint8)).shape == (1, 800, 3)
@@ -132,11 +132,11 @@ def first_merge(tree: Tree) -> list[int]:
     return np.flatnonzero(tree.members()[tree.leaves]).tolist()
 
 
-def test_trees_follow_the_average_the_fine_scales_colours_and_volume() -> None:
-    """Four pieces in a row; each weight has its weakest border elsewhere."""
+def test_trees_of_average_fine_scales_colours_and_volume() -> None:
+    """Four superpixels in a row; each tree has another weakest border."""
     ids = np.repeat(np.arange(4), [10, 10, 10, 10])[None].repeat(10, axis=0).astype(np.int32)
     image = np.zeros((10, 40, 3), np.uint8)
-    image[:, 10:] = 200  # pieces 1, 2, 3 look alike
+    image[:, 10:] = 200  # superpixels 1 and 2 have the same colour
     image[:, 30:] = 120
     strengths = np.array(
         [
@@ -152,7 +152,7 @@ def test_trees_follow_the_average_the_fine_scales_colours_and_volume() -> None:
     assert trees[4].members()[-1].all()
 
 
-def test_superpixels_see_colours_where_the_detector_sees_nothing() -> None:
+def test_superpixels_follow_colours_where_no_boundary_is_detected() -> None:
     image = np.zeros((20, 40, 3), np.uint8)
     image[:, 20:] = (250, 220, 30)
     graph = build_graph(image, np.zeros((3, 20, 40), np.float32), 100)
@@ -161,9 +161,7 @@ def test_superpixels_see_colours_where_the_detector_sees_nothing() -> None:
     assert graph.mean_strength.shape == (4, len(graph.elements.pairs))
 
 
-def test_the_best_come_first_and_their_scores_fall(
-    propose: RegionProposer, photo: np.ndarray
-) -> None:
+def test_scores_fall_and_limits_are_checked(propose: RegionProposer, photo: np.ndarray) -> None:
     scores = propose(photo).scores
     assert (scores.diff() <= 0).all()
     assert 0 <= scores.min() <= scores.max() <= 1
@@ -184,7 +182,7 @@ def test_the_best_come_first_and_their_scores_fall(
         "photo.jpg",
     ],
 )
-def test_what_is_no_image_of_bytes_is_refused(propose: RegionProposer, image: object) -> None:
+def test_other_arrays_than_rgb_images_are_refused(propose: RegionProposer, image: object) -> None:
     with pytest.raises(InputError, match=r"expected RGB as a uint8 array \[H, W, 3\]"):
         propose(image)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"expected RGB as a uint8 array \[H, W, 3\]"):

@@ -1,4 +1,4 @@
-"""Every question to a region set has the answer that counting pixels gives."""
+"""Operations of region sets, against a naive version on pixels."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def separating(world: World, u: int, v: int) -> list[float]:
     """Edge values on the pixel sides that separate two regions, straight from the definition."""
     first, second = world.masks[u], world.masks[v]
     both = first | second
-    found = []
+    values = []
     for a, b, value in pixel_sides(world):
         crosses = first[a] != first[b] or second[a] != second[b]
         if both[a] and both[b] and crosses and world.ids[a] != world.ids[b]:
-            found.append(value)
-    return found
+            values.append(value)
+    return values
 
 
 @given(worlds())
@@ -66,14 +66,14 @@ def test_overlaps(world: World) -> None:
 
 
 @given(worlds(), worlds())
-def test_overlap_with_masks_of_any_kind(world: World, other: World) -> None:
+def test_overlap_with_masks(world: World, other: World) -> None:
     shape = world.ids.shape
     masks = np.resize(other.masks, (3, *shape))
-    found = world.regions.iou_with(torch.from_numpy(masks))
+    iou = world.regions.iou_with(torch.from_numpy(masks))
     for u, v in itertools.product(range(len(world.members)), range(3)):
         union = (world.masks[u] | masks[v]).sum()
         expected = (world.masks[u] & masks[v]).sum() / union
-        assert found[u, v] == pytest.approx(expected, abs=1e-6)
+        assert iou[u, v] == pytest.approx(expected, abs=1e-6)
 
 
 @given(worlds(), st.integers(0, 10**6))
@@ -82,20 +82,20 @@ def test_points_and_boxes(world: World, seed: int) -> None:
     rng = np.random.default_rng(seed)
     points = rng.random((4, 2)) * (width, height)
     points[0] = (width, height)  # the far corner belongs to the last pixel
-    holds = world.regions.contains(torch.from_numpy(points))
+    contains = world.regions.contains(torch.from_numpy(points))
     for i, (x, y) in enumerate(points):
         pixel = min(int(y), height - 1), min(int(x), width - 1)
-        assert holds[:, i].tolist() == world.masks[:, pixel[0], pixel[1]].tolist()
+        assert contains[:, i].tolist() == world.masks[:, pixel[0], pixel[1]].tolist()
     box = torch.tensor([[0.0, 0.0, width / 2, height]])
-    found = world.regions.box_iou(box)
+    iou = world.regions.box_iou(box)
     for u, (x0, y0, x1, y1) in enumerate(world.regions.boxes.tolist()):
         inter = max(0.0, min(x1, width / 2) - x0) * (y1 - y0)
         union = (x1 - x0) * (y1 - y0) + width / 2 * height - inter
-        assert found[u, 0] == pytest.approx(inter / union, abs=1e-6)
+        assert iou[u, 0] == pytest.approx(inter / union, abs=1e-6)
 
 
 @given(worlds())
-def test_edge_mass_between_regions(world: World) -> None:
+def test_edge_strength_between_regions(world: World) -> None:
     total, mean = (
         world.regions.edge_strength_between(),
         world.regions.edge_strength_between(mean=True),
@@ -132,12 +132,12 @@ def test_pooled_features_and_their_gradient(world: World, over: str, batched: bo
         naive = naive / masks.sum(dim=(1, 2))[:, None]
     torch.testing.assert_close(pooled, naive)
     weights = torch.rand_like(pooled)
-    (ours,) = torch.autograd.grad((pooled * weights).sum(), features)
-    (theirs,) = torch.autograd.grad((naive * weights).sum(), features)
-    torch.testing.assert_close(ours, theirs)
+    (gradient,) = torch.autograd.grad((pooled * weights).sum(), features)
+    (expected,) = torch.autograd.grad((naive * weights).sum(), features)
+    torch.testing.assert_close(gradient, expected)
 
 
-def test_features_of_another_resolution_take_the_superpixel_under_their_centre() -> None:
+def test_features_of_another_resolution_count_for_the_superpixel_under_their_centre() -> None:
     ids = np.array([[0, 0, 0, 1], [0, 0, 0, 1], [2, 2, 2, 2], [2, 2, 2, 2]])
     regions = RegionSet.of(ids, np.eye(3))
     assert algebra.resize_superpixels(regions.superpixels, (2, 2)).tolist() == [[0, 1], [2, 2]]
@@ -149,7 +149,7 @@ def test_features_of_another_resolution_take_the_superpixel_under_their_centre()
 
 
 @given(worlds(), st.integers(0, 10**6))
-def test_selection_keeps_what_was_chosen(world: World, seed: int) -> None:
+def test_indexing_and_moving(world: World, seed: int) -> None:
     regions = world.regions
     rng = np.random.default_rng(seed)
     keep = torch.from_numpy(rng.random(len(regions)) < 0.5)
@@ -165,8 +165,8 @@ def test_selection_keeps_what_was_chosen(world: World, seed: int) -> None:
 def test_intersections_stay_exact_in_huge_images() -> None:
     areas = torch.tensor([2**25 + 1, 1])  # float32 would lose the one
     members = torch.tensor([[True, False], [True, True]])
-    found = algebra.intersections(members, areas)
-    assert found.tolist() == [[2**25 + 1, 2**25 + 1], [2**25 + 1, 2**25 + 2]]
+    common = algebra.intersections(members, areas)
+    assert common.tolist() == [[2**25 + 1, 2**25 + 1], [2**25 + 1, 2**25 + 2]]
 
 
 @pytest.mark.parametrize(
@@ -182,31 +182,36 @@ def test_intersections_stay_exact_in_huge_images() -> None:
         (np.array([[0, 1]]), [[1, 0], [0, 0]], "empty region"),
     ],
 )
-def test_what_is_no_region_set_is_refused(ids: object, members: object, message: str) -> None:
+def test_bad_superpixels_and_membership_are_refused(
+    ids: object, members: object, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         RegionSet.of(ids, members)  # type: ignore[arg-type]
 
 
-def test_scores_and_masses_must_fit() -> None:
+def test_scores_and_edge_strength_of_the_wrong_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="expected"):
         RegionSet.of(np.array([[0, 1]]), [[1, 0]], scores=[1.0, 2.0])
     with pytest.raises(ValueError, match="expected"):
         RegionSet.of(np.array([[0, 1]]), [[1, 0]], edge_strength=[1.0, 2.0])
 
 
-def test_no_regions_are_a_region_set_too() -> None:
-    none = RegionSet.of(np.array([[0, 1]]), np.zeros((0, 2)))
-    assert len(none) == 0
+def test_an_empty_region_set() -> None:
+    empty = RegionSet.of(np.array([[0, 1]]), np.zeros((0, 2)))
+    assert len(empty) == 0
     assert (
-        none.iou().shape == none.edge_strength_between().shape == none.neighbours().shape == (0, 0)
+        empty.iou().shape
+        == empty.edge_strength_between().shape
+        == empty.neighbours().shape
+        == (0, 0)
     )
-    assert none.boxes.shape == (0, 4)
-    assert none.pool(torch.ones(3, 1, 2)).shape == (0, 3)
-    assert none.rles() == []
+    assert empty.boxes.shape == (0, 4)
+    assert empty.pool(torch.ones(3, 1, 2)).shape == (0, 3)
+    assert empty.rles() == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_does_not_overflow_or_round_sums(dtype: torch.dtype) -> None:
+def test_half_precision_sums_do_not_overflow_or_round(dtype: torch.dtype) -> None:
     regions = RegionSet.of(np.zeros((300, 300), int), [[1]])
     ones = torch.ones(1, 300, 300, dtype=dtype)
     for over in ("image", "region"):
@@ -215,7 +220,7 @@ def test_half_precision_does_not_overflow_or_round_sums(dtype: torch.dtype) -> N
         assert pooled.item() == 1
 
 
-def test_mixed_precision_around_it_changes_nothing() -> None:
+def test_autocast_changes_nothing() -> None:
     rng = np.random.default_rng(0)
     ids = np.arange(36).reshape(6, 6).repeat(31, axis=0).repeat(33, axis=1)
     regions = RegionSet.of(ids, rng.random((9, 36)) < 0.5, edges=rng.random(ids.shape))
@@ -226,7 +231,7 @@ def test_mixed_precision_around_it_changes_nothing() -> None:
     assert all(torch.equal(one, two) for one, two in zip(plain, mixed, strict=True))
 
 
-def test_wrong_shapes_and_words_are_refused() -> None:
+def test_wrong_shapes_and_choices_are_refused() -> None:
     ids = np.array([[0, 0, 1], [0, 0, 1]])
     with pytest.raises(ValueError, match="edges of shape"):
         RegionSet.of(ids, np.eye(2), edges=np.zeros((3, 2)))

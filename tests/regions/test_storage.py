@@ -23,15 +23,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(world=worlds())
-def test_what_is_read_is_what_was_written(folder: Path, world: World) -> None:
+def test_round_trip(folder: Path, world: World) -> None:
     path = folder / "a.npz"
     write_regions(path, world.regions)
-    found = read_regions(path)
+    regions = read_regions(path)
     for name in FIELDS:
-        assert torch.equal(getattr(found, name), getattr(world.regions, name)), name
+        assert torch.equal(getattr(regions, name), getattr(world.regions, name)), name
 
 
-def test_many_superpixels_need_wider_numbers(tmp_path: Path) -> None:
+def test_many_superpixels_are_stored_in_int32(tmp_path: Path) -> None:
     ids = np.arange(40_000)[::-1].reshape(2, 20_000).copy()
     ids[0], ids[1] = ids[0][::-1].copy(), ids[1]
     regions = RegionSet.of(ids, np.ones((1, 40_000)))
@@ -52,7 +52,7 @@ def test_a_photograph_takes_tens_of_kilobytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.npz").stat().st_size < 80_000
 
 
-def spoiled(path: Path, **changes: Any) -> Path:
+def modified(path: Path, **changes: Any) -> Path:
     with np.load(path) as file:
         fields = {name: file[name] for name in file.files} | changes
     content = io.BytesIO()
@@ -85,16 +85,16 @@ def spoiled(path: Path, **changes: Any) -> Path:
         ({"membership": np.asarray(["x"], dtype=object)}, "damaged"),
     ],
 )
-def test_a_spoiled_file_is_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_bad_file_is_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = tmp_path / "a.npz"
     write_regions(path, RegionSet.of(np.array([[0, 0, 1]] * 2), np.eye(2)))
     with pytest.raises(InputError, match=message) as error:
-        read_regions(spoiled(path, **changes))
+        read_regions(modified(path, **changes))
     assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize("cut", [0, 10, 200])
-def test_a_file_cut_short_or_of_another_kind_is_one_line(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_or_foreign_file_is_one_line(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "a.npz"
     write_regions(path, RegionSet.of(np.array([[0, 0, 1]] * 2), np.eye(2)))
     path.write_bytes(path.read_bytes()[:cut])

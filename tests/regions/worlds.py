@@ -1,4 +1,4 @@
-"""Small worlds of superpixels and regions, and what they are pixel by pixel."""
+"""Random small region sets, with their superpixels and masks as arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from annocoin.regions.region_set import RegionSet
 
 @dataclass(frozen=True)
 class World:
-    """A random partition with random unions of its parts."""
+    """A random superpixel map with random regions."""
 
     ids: npt.NDArray[np.int64]
     members: npt.NDArray[np.bool_]
@@ -29,15 +29,15 @@ class World:
 
 
 @st.composite
-def worlds(draw: st.DrawFn, most: int = 7) -> World:
-    """Pieces need not be connected; every region has at least one."""
+def worlds(draw: st.DrawFn, max_regions: int = 7) -> World:
+    """Superpixels need not be connected; every region has at least one."""
     height, width = draw(st.integers(1, 8)), draw(st.integers(1, 8))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     raw = rng.integers(0, draw(st.integers(1, 9)), (height, width))
-    if draw(st.booleans()):  # larger pieces
+    if draw(st.booleans()):  # larger superpixels
         raw = np.repeat(np.repeat(raw, 2, axis=0), 2, axis=1)
     ids = np.unique(raw, return_inverse=True)[1].reshape(raw.shape)
     count = int(ids.max()) + 1
-    members = rng.random((draw(st.integers(1, most)), count)) < draw(st.floats(0.1, 0.9))
+    members = rng.random((draw(st.integers(1, max_regions)), count)) < draw(st.floats(0.1, 0.9))
     members[np.arange(len(members)), rng.integers(0, count, len(members))] = True
     return World(ids, members, rng.random(ids.shape))

@@ -1,4 +1,4 @@
-"""The ranker's script on two small pictures in BSDS500's own layout."""
+"""The training script of the ranker, on two small images in the layout of BSDS500."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def script() -> ModuleType:
     return load_script("train_ranker")
 
 
-def people(*maps: np.ndarray) -> np.ndarray:
+def annotators(*maps: np.ndarray) -> np.ndarray:
     truth = np.empty((1, len(maps)), dtype=object)
     for i, segments in enumerate(maps):
         truth[0, i] = {"Segmentation": segments.astype(np.uint16)}
     return truth
 
 
-def test_the_script_trains_a_ranker_that_works(
+def test_training_writes_weights_of_the_ranker(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
@@ -42,23 +42,23 @@ def test_the_script_trains_a_ranker_that_works(
         image[20:60, 30:80] = (200, 40, 40)
         segments[20:60, 30:80] = 2
         Image.fromarray(image).save(tmp_path / f"images/train/{name}.jpg")
-        truth = {"groundTruth": people(segments, segments)}
+        truth = {"groundTruth": annotators(segments, segments)}
         scipy.io.savemat(tmp_path / f"groundTruth/train/{name}.mat", truth)
     out = tmp_path / "ranker.safetensors"
-    words = ["train", str(tmp_path), "--splits", "train", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", words)
+    arguments = ["train", str(tmp_path), "--splits", "train", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", arguments)
     script.main()
-    shipped = Ranker().weights
+    packaged = Ranker().weights
     written = load_file(out)
     assert {name: value.shape for name, value in written.items()} == {
-        name: value.shape for name, value in shipped.items()
+        name: value.shape for name, value in packaged.items()
     }
-    monkeypatch.setattr(sys, "argv", [*words[:1], str(tmp_path), "--splits", "val", *words[4:]])
+    monkeypatch.setattr(sys, "argv", [*arguments[:3], "val", *arguments[4:]])
     with pytest.raises(SystemExit):
         script.main()
 
 
-def test_the_target_is_the_overlap_with_outlined_objects(script: ModuleType) -> None:
+def test_the_target_is_the_iou_with_segments(script: ModuleType) -> None:
     ids = np.zeros((10, 12), np.int32)
     ids[3:7, 3:6] = 1
     ids[3:7, 6:9] = 2
@@ -71,18 +71,17 @@ def test_the_target_is_the_overlap_with_outlined_objects(script: ModuleType) -> 
     both = script.target(graph, candidates, [whole, half])
     assert both[0] == pytest.approx(((0.5 + 1) / 2 + 1) / 2)
     assert both[1] == pytest.approx(((1 + 0.5) / 2 + 1) / 2)
-    background = both[2]  # its own segment touches four sides: only a part of it counts
-    assert background == 0
+    assert both[2] == 0  # its segment touches four sides and is background
     assert script.sides_touched(whole).tolist() == [0, 4, 0]
 
 
-def test_least_squares_finds_a_line(script: ModuleType) -> None:
+def test_training_fits_a_linear_function(script: ModuleType) -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(3, 2, (20_000, 4)).astype(np.float32)
-    wanted = (0.1 * rows[:, 0] - 0.05 * rows[:, 2]).astype(np.float32)
-    weights = {k: v.numpy() for k, v in script.train(rows, wanted, 30, 0).items()}
+    targets = (0.1 * rows[:, 0] - 0.05 * rows[:, 2]).astype(np.float32)
+    weights = {k: v.numpy() for k, v in script.train(rows, targets, 30, 0).items()}
     x = (rows - weights["mean"]) / weights["spread"]
     x = np.maximum(x @ weights["0.weight"].T + weights["0.bias"], 0)
     x = np.maximum(x @ weights["2.weight"].T + weights["2.bias"], 0)
-    found = (x @ weights["4.weight"].T + weights["4.bias"])[:, 0]
-    assert np.abs(found - wanted).mean() < 0.02
+    predicted = (x @ weights["4.weight"].T + weights["4.bias"])[:, 0]
+    assert np.abs(predicted - targets).mean() < 0.02
