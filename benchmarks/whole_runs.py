@@ -22,7 +22,7 @@ from typing import Any
 
 from annocoin import api
 from annocoin.api import TrainedRun
-from annocoin.cli.options import assignments
+from annocoin.cli.options import parse_overrides
 from annocoin.data.dataset import EvaluationDataset
 from annocoin.data.loading import load_evaluation, load_weak
 from annocoin.demo import WAYS, Way
@@ -76,7 +76,7 @@ def train(way: Way, trial: int, given: argparse.Namespace, group: ProcessGroup) 
         given.preset,
         rounds=way.rounds,
         seed=trial,
-        changes=assignments(given.set),
+        changes=parse_overrides(given.set),
         given=Precomputed(RegionFolder(given.regions), SeedFolder(seeds), given.classifier),
         truth=truth,
         group=group,

@@ -164,6 +164,7 @@ def test_constants_of_options_are_those_of_the_package() -> None:
     from annocoin.data.dataset import Supervision
     from annocoin.data.loading import DatasetKind
     from annocoin.demo import IMAGES
+    from annocoin.engine.config import Precision
     from annocoin.engine.distribution import AUTO, PRECISIONS
     from annocoin.engine.presets import PRESETS
     from annocoin.evaluation.evaluator import PROTOCOLS, THRESHOLDS
@@ -178,6 +179,7 @@ def test_constants_of_options_are_those_of_the_package() -> None:
         "FORMATS": get_args(Format),
         "PROTOCOLS": tuple(PROTOCOLS),
         "PRECISIONS": PRECISIONS,
+        "CLASSIFIER_PRECISIONS": get_args(Precision),
         "DETECTORS": get_args(DetectorKind),
         "RULES": get_args(RuleName),
         "AUTO_DEVICE": AUTO,

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from annocoin.data.dataset import Supervision
     from annocoin.evaluation.evaluator import Evaluation
 
-
 PREDICTIONS = (
     "COCO results (.json), folder with one results file per image, or run directory, whose network "
     "predicts first."
@@ -25,9 +24,7 @@ PREDICTIONS = (
 def evaluate_command(
     predictions: Annotated[Path, typer.Argument(help=PREDICTIONS)],
     dataset: options.Dataset,
-    protocol: Annotated[
-        str, choice(options.PROTOCOLS, "Definition of average precision.")
-    ] = "chainercv",
+    protocol: Annotated[str, choice(options.PROTOCOLS, "Definition of AP.")] = "chainercv",
     iou: Annotated[
         list[float] | None, option("IoU threshold; repeatable.", "0.25 0.5 0.7 0.75", metavar="T")
     ] = None,
@@ -39,7 +36,7 @@ def evaluate_command(
     images: options.Images = None,
     skip_bad: options.SkipBad = False,
 ) -> None:
-    """Compute the average precision of predictions.
+    """Compute the average precision (AP) of predictions.
 
     The ground truth is the masks of the dataset; labels without a mask are not counted.
     """

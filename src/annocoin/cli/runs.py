@@ -84,6 +84,7 @@ def train_command(
     started = time.monotonic()
     refuse_input(out, dataset)
     changes = options.parse_overrides(overrides)
+    precomputed = _precomputed(regions, seeds, classifier)
     source = DatasetSource(dataset, split, kind, images, skip_bad)
     weak = source.weak(supervision)[:limit]
     truth = source.evaluation() if measure else None
@@ -93,7 +94,7 @@ def train_command(
         log(f"{preset} is meant for GPUs; on this CPU it takes days, --preset voc-cpu takes hours")
     run = annocoin.train(
         weak, out, preset, rounds=rounds, seed=seed, changes=changes, weights=weights,
-        precomputed=_precomputed(regions, seeds, classifier), truth=truth, group=group, jobs=jobs,
+        precomputed=precomputed, truth=truth, group=group, jobs=jobs,
         problems=source.problems, log=log,
     )  # fmt: skip
     duration = timedelta(seconds=round(time.monotonic() - started))

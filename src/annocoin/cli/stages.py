@@ -1,5 +1,6 @@
 """Commands for single stages: `annocoin regions` and `annocoin seeds`."""
 
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -13,7 +14,7 @@ from annocoin.cli.options import DatasetSource, choice, option
 from annocoin.errors import InputError, Problems
 
 if TYPE_CHECKING:
-    from annocoin.data.dataset import LabelledImages, WeakDataset, WeakImage
+    from annocoin.data.dataset import WeakDataset, WeakImage
     from annocoin.engine.config import ClassifierOptions
     from annocoin.engine.image_stages import Execution
     from annocoin.regions.boundaries import DetectorKind
@@ -52,6 +53,7 @@ Regions = Annotated[Path, option("Output of `annocoin regions`.", metavar="DIR")
 BACKBONE = "Backbone of the classifier: resnet50, resnet101, mobilenet_v2, tiny, ..."
 CLASSIFIER = "Trained classifier.safetensors, instead of training one."
 FROM = "Import proposals: MCG or COB .mat files, or COCO RLE masks such as SAM's."
+PRECISIONS = options.CLASSIFIER_PRECISIONS
 FROZEN = "Frozen backbone modules; in a ResNet, 5 freezes up to layer1, 6 up to layer2."
 SEED_SIZE = "Longer image side for finding seeds, in pixels."
 SIZE = "Side of the square training images, in pixels."
@@ -103,14 +105,14 @@ def show_regions_command(
     from annocoin.regions.boundaries import BoundaryDetector
     from annocoin.regions.proposals import RegionProposer
     from annocoin.report import overlay
-    from annocoin.report.figures import draw_regions
+    from annocoin.report.figures import regions_figure
 
     refuse_input(out, image)
     pixels = annocoin.read_image(image)
     propose = RegionProposer(BoundaryDetector(cast("DetectorKind", boundaries)), limit=limit)
     analysis = propose.analyse(pixels)
     regions = propose.select(analysis, pixels.shape[:2])
-    overlay.save(draw_regions(pixels, analysis, regions), out)
+    overlay.save(regions_figure(pixels, analysis, regions), out)
     print(f"{out}: {len(regions)} regions over {regions.membership.shape[1]} superpixels")
 
 
@@ -142,7 +144,7 @@ def make_seeds_command(
     epochs: Annotated[int | None, option("Training epochs.", "20, tiny 6")] = None,
     batch: Annotated[int | None, option("Training batch size.", "16")] = None,
     frozen: Annotated[int | None, option(FROZEN, "0, tiny all")] = None,
-    precision: Annotated[str | None, choice(("32", "bf16"), "Training precision.", "32")] = None,
+    precision: Annotated[str | None, choice(PRECISIONS, "Training precision.", "32")] = None,
     seed: Annotated[int | None, option("Random seed.", "0")] = None,
     validation_split: Annotated[str | None, option("Split to measure tag mAP on.")] = None,
     seed_size: Annotated[int | None, option(SEED_SIZE, "1.4 times --size")] = None,
@@ -221,23 +223,24 @@ def show_seeds_command(
     """Draw peaks, their responses and the retrieved regions."""
     from annocoin.regions.storage import RegionFolder
     from annocoin.report import overlay
-    from annocoin.report.figures import draw_seeds
+    from annocoin.report.figures import seeds_figure
     from annocoin.seeds.seed_set import SeedFolder
 
     source = DatasetSource(dataset, split, kind, images, skip_bad)
     weak, problems = source.weak(supervision), source.problems
     seed_folder, region_folder = SeedFolder(seeds), RegionFolder(regions)
     rows = []
-    for image in [image for image in weak if image.image_id in seed_folder][:count]:
+    shown = [i for i in weak if i.image_id in seed_folder and i.image_id in region_folder][:count]
+    for image in shown:
         with problems.caught():
             seed_folder.check(image.image_id, image.annotation)
-            peaks, labels = (
-                seed_folder[image.image_id],
+            labels, peaks = (
                 _retrieve(image, region_folder, seed_folder),
+                seed_folder[image.image_id],
             )
-            rows.append(draw_seeds(image.pixels(), image.annotation, peaks, labels, weak.classes))
+            rows.append(seeds_figure(image.pixels(), image.annotation, peaks, labels, weak.classes))
     if not rows:
-        raise InputError(f"{seeds}: no seeds of the images of {dataset}")
+        raise InputError(f"{seeds}: no seeds and regions of the images of {dataset}")
     overlay.save(overlay.sheet(rows, 1), out)
     print(f"{out}: {len(rows)} images")
     options.print_skipped(problems)
@@ -286,9 +289,7 @@ def _retrieve(
     return {method: found.instances(candidates, peaks) for method, found in retrieved.items()}
 
 
-def _count_images(
-    folder: "RegionFolder | SeedFolder", images: "LabelledImages | WeakDataset", problems: Problems
-) -> int:
+def _count_images(folder: Mapping[Any, Any], images: Iterable[Any], problems: Problems) -> int:
     """How many of the images the folder has; none is an error."""
     count = sum(image.image_id in folder for image in images)
     if not count:
