@@ -17,7 +17,6 @@ from annocoin.seeds.back_propagation import (
     PositiveConvolution,
     Relevance,
     addition_rule,
-    convolution_rule,
 )
 from seeds.networks import Small
 from tools.scripts import load_script
@@ -136,7 +135,7 @@ def test_a_convolution_conserves_relevance_where_contributions_are_positive(seed
     kernel, stride, padding = pick(1, 2, 3), pick(1, 2), pick(0, 1, 2)
     module = nn.Conv2d(4, 8, kernel, stride, padding, dilation=pick(1, 2), groups=groups)
     x = torch.randn(1, 4, 9, 7, generator=generator)
-    rule = convolution_rule(x, PositiveConvolution(module))
+    rule = PositiveConvolution(module).rule(x)
     out = module(x)
     relevance = torch.rand(3, *out.shape[1:], generator=generator)
     (back,) = (part.tensor() for part in rule(Relevance(relevance)))

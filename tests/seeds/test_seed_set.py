@@ -13,8 +13,7 @@ import torch
 from annocoin import masks
 from annocoin.errors import InputError
 from annocoin.seeds.seed_set import (
-    FIELDS,
-    VERSION,
+    FORMAT,
     SeedFolder,
     Seeds,
     annotation_digest,
@@ -98,7 +97,7 @@ def test_invalid_arrays_are_refused(
     path = tmp_path / "a.npz"
     write_seeds(path, example(), TAGS)
     with np.load(path) as file:
-        fields = {key: file[key] for key in (*FIELDS, "version")}
+        fields = {key: file[key] for key in (*FORMAT.fields, "version")}
     np.savez_compressed(path, **{**fields, name: value})
     with pytest.raises(InputError, match=r"a\.npz: not a file of seeds"):
         read_seeds(path)
@@ -113,9 +112,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_seeds(path)
     write_seeds(path, example(), TAGS)
     with np.load(path) as file:
-        fields = {key: file[key] for key in FIELDS}
-    np.savez_compressed(path, **fields, version=np.asarray(VERSION + 1))
-    with pytest.raises(InputError, match=f"version {VERSION + 1}, this annocoin reads {VERSION}"):
+        fields = {key: file[key] for key in FORMAT.fields}
+    np.savez_compressed(path, **fields, version=np.asarray(FORMAT.version + 1))
+    with pytest.raises(
+        InputError, match=f"version {FORMAT.version + 1}, this annocoin reads {FORMAT.version}"
+    ):
         read_seeds(path)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])

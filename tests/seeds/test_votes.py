@@ -179,7 +179,7 @@ def test_boxes_keep_matching_regions_and_at_least_the_best() -> None:
     )
     assert regions_in_boxes(regions, annotation, 0.6).tolist() == [False, False, True, True]
     assert regions_in_boxes(regions, annotation, 0.5).tolist() == [True, True, True, True]
-    assert not regions_in_boxes(regions, TAGS).any()
+    assert not regions_in_boxes(regions, TAGS, 0.5).any()
     seeds = seeds_at([(0.5, 3), (7.5, 0.5)], [1, 2], [2.0, 1.0], [0, 1])
     kept = filter_regions(regions, seeds, annotation, box_overlap=0.6)
     assert kept.tolist() == [False, False, True, True]

@@ -1,10 +1,9 @@
 """Peak back-propagation: the pixels that a peak of a class map results from.
 
-The relevance of a peak, initially 1, is propagated back through the network as in excitation
-backprop and layer-wise relevance propagation: each layer distributes it over its inputs in
-proportion to their contributions. The network is traced once with `torch.fx`. A forward pass
-records one rule per layer; the relevance of all peaks of the image then goes back through these
-rules in one batch. No module is modified and no gradient graph is kept.
+The relevance of a peak, initially 1, is propagated back as in excitation backprop and layer-wise
+relevance propagation: each layer distributes it over its inputs in proportion to their
+contributions. The network is traced once with `torch.fx`; a forward pass records one rule per
+layer, and the relevance of all peaks of the image goes back through the rules in one batch.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class PeakBackPropagation:
     @torch.no_grad()
     def __call__(self, image: Tensor) -> ForwardPass:
         """Run the network on an image [3, H, W]."""
-        recorder = _Recorder(self.traced, self.convolutions, self.conserving)
+        recorder = _Recorder(self)
         maps = recorder.run(image[None].contiguous(memory_format=torch.channels_last))
         return ForwardPass(recorder, maps[0], tuple(image.shape[1:]))
 
@@ -128,14 +127,9 @@ class ForwardPass:
 class _Recorder(fx.Interpreter):
     """Runs a network and records the input maps and the relevance rule of every layer."""
 
-    def __init__(
-        self,
-        traced: fx.GraphModule,
-        convolutions: dict[str, PositiveConvolution],
-        conserving: bool,
-    ) -> None:
-        super().__init__(traced)
-        self.convolutions, self.conserving = convolutions, conserving
+    def __init__(self, parent: PeakBackPropagation) -> None:
+        super().__init__(parent.traced)
+        self.convolutions, self.conserving = parent.convolutions, parent.conserving
         self.layers: list[tuple[fx.Node, list[fx.Node], Rule]] = []
         self.from_image: set[fx.Node] = set()
         self.largest = 1  # bytes of the largest map
@@ -166,25 +160,22 @@ class _Recorder(fx.Interpreter):
         return image_relevance.tensor()
 
     def _run_with_rule(self, n: fx.Node, sources: list[fx.Node]) -> tuple[Any, Rule]:
-        """The rule is computed first where the layer may change its input in place."""
+        """The output and the rule of a node; the rule first, as layers may work in place."""
         maps = [self.env[source] for source in sources]
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         function = n.target if n.op == "call_function" else None
+        is_identity = isinstance(module, IDENTITY_MODULES) or function in IDENTITY_FUNCTIONS
         if isinstance(module, nn.Conv2d):
-            rule = convolution_rule(maps[0], self.convolutions[str(n.target)])
+            rule = self.convolutions[str(n.target)].rule(maps[0])
         elif self.conserving and len(maps) == 2 and function in ADDITIONS:
             rule = addition_rule(*maps)
         elif self.conserving and len(maps) == 2 and function in PRODUCTS:
             rule = product_rule(*maps)
-        elif (
-            self.conserving
-            and len(maps) == 1
-            and (isinstance(module, IDENTITY_MODULES) or function in IDENTITY_FUNCTIONS)
-        ):
+        elif self.conserving and len(maps) == 1 and is_identity:
             rule = identity_rule
         elif isinstance(module, nn.BatchNorm2d | nn.ReLU | nn.ReLU6):
             out = super().run_node(n)
-            return out, scaling_rule(_derivative(module, out))
+            return out, derivative_rule(module, out)
         else:
             return gradient_rule(self._as_function(n, sources), maps)
         return super().run_node(n), rule
@@ -194,21 +185,10 @@ class _Recorder(fx.Interpreter):
 
         def call(*maps: Tensor) -> Any:
             env = {**self.env, **{s: m.clone() for s, m in zip(sources, maps, strict=True)}}
-            args = fx.node.map_arg(n.args, env.__getitem__)
-            kwargs = fx.node.map_arg(n.kwargs, env.__getitem__)
+            args, kwargs = fx.node.map_arg((n.args, n.kwargs), env.__getitem__)
             return getattr(self, n.op)(n.target, args, kwargs)
 
         return call
-
-
-def _derivative(module: nn.Module, out: Tensor) -> Tensor:
-    """Of a batch normalisation [1, C, 1, 1], or of the ReLU or ReLU6 that returned `out`."""
-    if isinstance(module, nn.BatchNorm2d):
-        assert module.running_var is not None
-        slope = (module.running_var + module.eps).rsqrt()
-        slope = slope if module.weight is None else slope * module.weight
-        return slope[None, :, None, None]
-    return ((out > 0) & (out < (6 if isinstance(module, nn.ReLU6) else torch.inf))).float()
 
 
 def _batch_norm_signs(traced: fx.GraphModule) -> dict[str, Tensor]:
@@ -257,7 +237,7 @@ Rule = Callable[[Relevance], tuple[Relevance | None, ...]]
 
 
 class PositiveConvolution:
-    """A convolution with the positive part of a module's weights, and its transpose.
+    """A convolution with the positive part of its weights.
 
     Args:
         module: the convolution.
@@ -273,12 +253,20 @@ class PositiveConvolution:
         self.weight = weight.clamp(min=0).contiguous(memory_format=torch.channels_last)
         self.module = module
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The sum of all contributions to each output: [1, C, H, W] to [1, D, h, w]."""
+    def rule(self, x: Tensor) -> Rule:
+        """For an input [1, C, H, W]: in proportion to (x - min x) times the positive weight."""
         m = self.module
-        return F.conv2d(x, self.weight, None, m.stride, m.padding, m.dilation, m.groups)
+        shifted = x - x.amin()
+        total = F.conv2d(shifted, self.weight, None, m.stride, m.padding, m.dilation, m.groups)
+        inverse = torch.where(total > MIN_TOTAL, 1 / total.clamp(min=MIN_TOTAL), 0)
 
-    def transpose(self, x: Tensor, size: Sequence[int]) -> Tensor:
+        def rule(relevance: Relevance) -> tuple[Relevance]:
+            normalised = relevance.scale(inverse).tensor()
+            return (Relevance(self._transpose(normalised, shifted.shape[2:]), shifted),)
+
+        return rule
+
+    def _transpose(self, x: Tensor, size: Sequence[int]) -> Tensor:
         """[N, D, h, w] to [N, C, H, W], where size (H, W) is that of the convolution's input."""
         m = self.module
         padding: Any = m.padding
@@ -288,19 +276,6 @@ class PositiveConvolution:
         return F.conv_transpose2d(
             x, self.weight, None, m.stride, padding, rest, m.groups, m.dilation
         )
-
-
-def convolution_rule(x: Tensor, convolution: PositiveConvolution) -> Rule:
-    """In proportion to (x - min x) times the positive weight."""
-    shifted = x - x.amin()
-    total = convolution.forward(shifted)
-    inverse = torch.where(total > MIN_TOTAL, 1 / total.clamp(min=MIN_TOTAL), 0)
-
-    def rule(relevance: Relevance) -> tuple[Relevance]:
-        normalised = relevance.scale(inverse).tensor()
-        return (Relevance(convolution.transpose(normalised, shifted.shape[2:]), shifted),)
-
-    return rule
 
 
 def addition_rule(first: Tensor, second: Tensor) -> Rule:
@@ -324,9 +299,16 @@ def identity_rule(relevance: Relevance) -> tuple[Relevance]:
     return (relevance,)
 
 
-def scaling_rule(factor: Tensor) -> Rule:
-    """Times a factor: the derivative of an activation or a normalisation."""
-    return lambda relevance: (relevance.scale(factor),)
+def derivative_rule(module: nn.Module, out: Tensor) -> Rule:
+    """Times the derivative of a batch normalisation, ReLU or ReLU6 that returned `out`."""
+    if isinstance(module, nn.BatchNorm2d):
+        assert module.running_var is not None
+        slope = (module.running_var + module.eps).rsqrt()
+        slope = (slope if module.weight is None else slope * module.weight)[None, :, None, None]
+    else:
+        maximum = 6 if isinstance(module, nn.ReLU6) else torch.inf
+        slope = ((out > 0) & (out < maximum)).float()
+    return lambda relevance: (relevance.scale(slope),)
 
 
 def gradient_rule(function: Callable[..., Tensor], maps: Sequence[Tensor]) -> tuple[Tensor, Rule]:
@@ -371,31 +353,26 @@ class CellCentres:
 
     def in_image(self, cells: Sequence[int], scale: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Centres of rows [h] and columns [w] in an image `scale` times as large as the input."""
-        rows, columns = (
-            (start + step * torch.arange(count)) * factor
-            for start, step, count, factor in zip(self.start, self.step, cells, scale, strict=True)
-        )
+        axes = zip(self.start, self.step, cells, scale, strict=True)
+        rows, columns = ((start + step * torch.arange(n)) * by for start, step, n, by in axes)
         return rows, columns
 
     def resample(self, maps: Tensor, size: Sequence[int]) -> Tensor:
         """Maps [C, h, w] of an input of this size at the centres of h x w equal cells."""
         positions = []
-        for start, step, cells, length in zip(
-            self.start, self.step, maps.shape[1:], size, strict=True
-        ):
+        axes = zip(self.start, self.step, maps.shape[1:], size, strict=True)
+        for start, step, cells, length in axes:
             centres = (torch.arange(cells, device=maps.device) + 0.5) * length / cells
             positions.append(2 * (centres - start) / step / max(cells - 1, 1) - 1)
         grid = torch.stack(torch.meshgrid(*positions, indexing="ij")[::-1], dim=-1)
         return F.grid_sample(maps[None], grid[None], padding_mode="border", align_corners=True)[0]
 
-    def _after(self, module: nn.Module) -> CellCentres:
+    def _after(self, layer: nn.Module) -> CellCentres:
         """The centres after a convolution or a pooling layer; others do not move them."""
-        if not isinstance(module, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d):
+        if not isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d):
             return self
-        kernel, stride, padding = map(
-            np.asarray, (module.kernel_size, module.stride, module.padding)
-        )
+        kernel, stride, padding = map(np.asarray, (layer.kernel_size, layer.stride, layer.padding))
         step = np.asarray(self.step)
-        shift = np.multiply(getattr(module, "dilation", 1), kernel - 1) / 2 - padding
+        shift = np.multiply(getattr(layer, "dilation", 1), kernel - 1) / 2 - padding
         start = self.start + shift * step
         return CellCentres(tuple(start.tolist()), tuple((stride * step).tolist()))

@@ -156,8 +156,3 @@ def tag_average_precision(scores: Tensor, tags: Tensor) -> Tensor:
         envelope = precision[last_of_equal].flip(0).cummax(0).values.flip(0)
         result[c] = (envelope * positive).sum() / positive.sum()
     return result
-
-
-def mean_over_classes(average_precision: Tensor) -> float:
-    """The mean over the classes that occur; NaN if none does."""
-    return float(average_precision.nanmean())

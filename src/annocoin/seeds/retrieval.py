@@ -185,11 +185,7 @@ def _restrict_to_annotation(
 
 
 def _suppress(iou: Tensor, seeds: Seeds, is_tag: list[bool], nms_threshold: float) -> Tensor:
-    """Positions of the seeds left, int64 [M]: those with a location, then tags, by falling score.
-
-    Args:
-        iou: of the seeds' regions, [N, N].
-    """
+    """The seeds left by the IoU of their regions [N, N]: those with a location, then tags, [M]."""
     order = seeds.scores.argsort(descending=True, stable=True).tolist()
     kept = [i for i in order if not is_tag[i]]
     for i in order:

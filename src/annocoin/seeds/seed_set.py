@@ -13,25 +13,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from annocoin.data.artefacts import Arrays, ArtefactFolder, Fields, read_arrays, write_arrays
+from annocoin.data.artefacts import ArrayFormat, Arrays, ArtefactFolder
 from annocoin.errors import InputError, brief
 from annocoin.masks import Size
 from annocoin.types import Annotation, ImageId
 
-VERSION = 2
-DIGEST: Fields = {"annotation": ((), ("str512",))}  # 16 characters
-FIELDS: Fields = {
-    "size": ((2,), ("int64",)),
-    "labels": ((None,), ("int64",)),
-    "points": ((None, 2), ("float32",)),
-    "scores": ((None,), ("float32",)),
-    "annotation_index": ((None,), ("int64",)),
-    "responses": ((None, None, None), ("uint8",)),
-    "maps": ((None, None, None), ("float32",)),
-}
-"""The arrays of a file; responses are square roots of their ratio to the maximum, times 255."""
-
-PER_SEED = tuple(name for name in FIELDS if name != "size")
+FORMAT = ArrayFormat(
+    "seeds",
+    "annocoin seeds",
+    version=2,
+    fields={
+        "size": ((2,), ("int64",)),
+        "labels": ((None,), ("int64",)),
+        "points": ((None, 2), ("float32",)),
+        "scores": ((None,), ("float32",)),
+        "annotation_index": ((None,), ("int64",)),
+        "responses": ((None, None, None), ("uint8",)),  # 255 times the root of value / maximum
+        "maps": ((None, None, None), ("float32",)),
+    },
+)
+DIGEST = replace(FORMAT, fields={"annotation": ((), ("str512",))})  # 16 characters
+PER_SEED = tuple(name for name in FORMAT.fields if name != "size")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ class Seeds:
     def __post_init__(self) -> None:
         for name in PER_SEED:
             shape = tuple(getattr(self, name).shape)
-            if len(shape) != len(FIELDS[name][0]) or shape[0] != len(self.labels):
+            if len(shape) != len(FORMAT.fields[name][0]) or shape[0] != len(self.labels):
                 raise ValueError(f"{name} of shape {shape} for {len(self.labels)} seeds")
 
     def __len__(self) -> int:
@@ -83,16 +85,13 @@ class Seeds:
 
     def check_for(self, annotation: Annotation) -> None:
         """Raise unless each seed has the class of its weak label in this annotation."""
-        fits = self.size == annotation.size
-        if fits and len(self):
-            fits = int(self.annotation_index.max()) < len(annotation) and torch.equal(
-                annotation.labels[self.annotation_index], self.labels
-            )
-        if not fits:
+        index, labels = self.annotation_index, annotation.labels
+        fits = self.size == annotation.size and bool((index < len(labels)).all())
+        if not fits or not torch.equal(labels[index], self.labels):
             raise InputError(
                 f"seeds of another image or annotation: {self.size} and classes "
                 f"{brief(self.labels.tolist())}, expected {annotation.size} and the classes of "
-                f"{brief(annotation.labels.tolist())}; run `annocoin seeds` again"
+                f"{brief(labels.tolist())}; run `annocoin seeds` again"
             )
 
     def responses_in_image(self) -> Tensor:
@@ -136,12 +135,12 @@ def write_seeds(path: str | Path, seeds: Seeds, annotation: Annotation) -> None:
     content["annotation"] = np.asarray(annotation_digest(annotation))
     content["size"] = np.asarray(seeds.size, dtype=np.int64)
     content["responses"] = (255 * roots).round().to(torch.uint8).numpy()
-    write_arrays(Path(path), VERSION, content)
+    FORMAT.write(Path(path), content)
 
 
 def read_seeds(path: str | Path) -> Seeds:
     """Read a file of `write_seeds`; anything else is an `InputError`."""
-    return read_arrays(Path(path), VERSION, FIELDS, _decode, what="seeds", made="annocoin seeds")
+    return FORMAT.read(Path(path), _decode)
 
 
 def seeds_are_current(path: Path, annotation: Annotation) -> bool:
@@ -162,14 +161,7 @@ def annotation_digest(annotation: Annotation) -> str:
 
 
 def _stored_digest(path: Path) -> str:
-    return read_arrays(
-        path,
-        VERSION,
-        DIGEST,
-        lambda arrays: str(arrays["annotation"]),
-        what="seeds",
-        made="annocoin seeds",
-    )
+    return DIGEST.read(path, lambda arrays: str(arrays["annotation"]))
 
 
 def _decode(arrays: Arrays) -> Seeds:

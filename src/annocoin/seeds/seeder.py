@@ -67,16 +67,14 @@ class Seeder:
         self.size = self.options.size or round(SEED_SCALE * classifier.architecture.size)
         self.device = torch.device(device)
         self.classes = classifier.architecture.classes
-        self.back_propagation = PeakBackPropagation(
-            classifier.eval().to(self.device), self.options.rule
-        )
+        net = classifier.eval().to(self.device)
+        self.back_propagation = PeakBackPropagation(net, self.options.rule)
 
     def __call__(self, image: Image, annotation: Annotation) -> Seeds:
         """The seeds of an RGB image, uint8 [H, W, 3], at least one for every weak label."""
-        if annotation.distinct_labels and annotation.distinct_labels[-1] > len(self.classes):
-            raise InputError(
-                f"class {annotation.distinct_labels[-1]}; the classifier has {len(self.classes)}"
-            )
+        highest = max(annotation.distinct_labels, default=0)
+        if highest > len(self.classes):
+            raise InputError(f"class {highest}; the classifier has {len(self.classes)}")
         pixels = resize_longest_side(image, self.size)
         size = pixels.shape[1:]
         forward_pass = self.back_propagation(pixels.to(self.device))
@@ -100,17 +98,11 @@ class Seeder:
 
 
 class SelectedPeaks(NamedTuple):
-    """N peaks of class maps.
+    """N peaks of class maps."""
 
-    Args:
-        peaks: class 0..C-1, row and column of the map, int64 [N, 3].
-        points: x, y in the image, float32 [N, 2].
-        annotation_index: the weak label that each belongs to, int64 [N].
-    """
-
-    peaks: Tensor
-    points: Tensor
-    annotation_index: Tensor
+    peaks: Tensor  # class 0..C-1, row and column of the map, int64 [N, 3]
+    points: Tensor  # x, y in the image, float32 [N, 2]
+    annotation_index: Tensor  # the weak label that each belongs to, int64 [N]
 
 
 def select_peaks(
@@ -138,16 +130,15 @@ def select_peaks(
         if location is not None:
             x, y = location
             cells = [(int((rows - y).abs().argmin()), int((columns - x).abs().argmin()))]
-            points.append(location)
+        elif weak_label.box is None:
+            cells = _best_cells(maps[channel], is_peak[channel], threshold)
         else:
-            candidates = is_peak[channel]
-            if weak_label.box is not None:
-                inside = _inside(weak_label.box, rows, columns)
-                candidates = inside & candidates if (inside & candidates).any() else inside
-            cells = _best_cells(maps[channel], candidates, threshold)
-            if weak_label.box is not None:
-                cells = cells[:1]
-            points += [(float(columns[column]), float(rows[row])) for row, column in cells]
+            inside = _inside(weak_label.box, rows, columns)
+            peaks_inside = inside & is_peak[channel]
+            candidates = peaks_inside if peaks_inside.any() else inside
+            cells = _best_cells(maps[channel], candidates, threshold)[:1]
+        cell_centres = [(float(columns[column]), float(rows[row])) for row, column in cells]
+        points += cell_centres if location is None else [location]
         peaks += [(channel, *cell) for cell in cells]
         annotation_index += [index] * len(cells)
     return SelectedPeaks(

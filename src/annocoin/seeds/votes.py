@@ -122,8 +122,7 @@ def filter_regions(
 ) -> Tensor:
     """The regions to keep, bool [P]: those on the seeds of tags, points and masks, or in a box.
 
-    Unless all weak labels are boxes, the first `top_regions` are kept as well. The paper keeps
-    only those on seeds (`top_regions=0`).
+    Unless all weak labels are boxes, also the first `top_regions`, which the paper does not keep.
     """
     is_box = torch.tensor([kind == "box" for kind in annotation.kinds], dtype=torch.bool)
     others = seeds[~is_box[seeds.annotation_index]]
@@ -134,9 +133,7 @@ def filter_regions(
     return kept
 
 
-def regions_on_seeds(
-    regions: RegionSet, seeds: Seeds, response_threshold: float = RESPONSE_THRESHOLD
-) -> Tensor:
+def regions_on_seeds(regions: RegionSet, seeds: Seeds, response_threshold: float) -> Tensor:
     """Regions with at least one pixel of a seed: bool [P]."""
     pixels = seed_pixels(seeds, response_threshold).any(dim=0)
     count = regions.membership.shape[1]
@@ -147,7 +144,7 @@ def regions_on_seeds(
 def seed_pixels(seeds: Seeds, response_threshold: float = RESPONSE_THRESHOLD) -> Tensor:
     """The pixels of each seed, bool [N, H, W]: its peak, and those with a high response."""
     if not 0 < response_threshold <= 1:
-        raise InputError(f"response threshold {response_threshold}; expected above 0 and at most 1")
+        raise InputError(f"response threshold {response_threshold}; expected above 0, at most 1")
     height, width = seeds.size
     pixels = torch.zeros(len(seeds), height, width, dtype=torch.bool)
     for mask, seed in zip(pixels, seeds, strict=True):
@@ -158,9 +155,7 @@ def seed_pixels(seeds: Seeds, response_threshold: float = RESPONSE_THRESHOLD) ->
     return pixels
 
 
-def regions_in_boxes(
-    regions: RegionSet, annotation: Annotation, min_iou: float = BOX_OVERLAP
-) -> Tensor:
+def regions_in_boxes(regions: RegionSet, annotation: Annotation, min_iou: float) -> Tensor:
     """Regions whose tight box has at least this IoU with an annotated box: bool [P].
 
     For every box also the best region, if any overlaps it; for a crowd all regions inside it.
