@@ -1,4 +1,4 @@
-"""Processes for tests that press Ctrl-C, or that look whether others have ended."""
+"""Processes for tests that interrupt them, or that check whether others have ended."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Any
 
 
 @contextmanager
-def interruptible(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that hears Ctrl-C even where this one, a background job, does not; it is ended."""
+def interruptible(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that handles Ctrl-C even if this one, a background job, ignores it; killed at the end."""
     if sys.platform != "win32":
         options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, **options) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def within(seconds: float, true: Callable[[], bool]) -> None:
-    """Wait until something is true; it must be in so many seconds."""
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until a condition is true; fail after so many seconds."""
     end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    while not condition():
+        assert time.monotonic() < end, f"not true after {seconds} s"
+        time.sleep(0.02)
 
 
 def is_running(process: int) -> bool:
-    """Whether a process is there and not only waiting to be buried."""
+    """Whether a process exists and is not a zombie."""
     try:
         os.kill(process, 0)
         state = Path(f"/proc/{process}/stat")

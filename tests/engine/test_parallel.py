@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from annocoin.engine.parallel import BadItem, work_through
+from annocoin.engine.parallel import BadItem, cores, work_through
 from annocoin.errors import InputError, Problems
-from processes import interruptible, is_running, within
+from processes import interruptible, is_running, wait_until
 
-LONG = """
+SLEEPING_WORKERS = """
 import os, sys, time
 from annocoin.errors import Problems
 from annocoin.engine.parallel import work_through
 
 class Sleeper:
-    def __call__(self, place):
+    def __call__(self, number):
         with open(f"{sys.argv[1]}/{os.getpid()}", "a", buffering=1) as file:
             file.write("1")
             file.flush()
@@ -37,58 +37,77 @@ class Doubler:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_results_come_in_the_order_of_the_tasks(jobs: int) -> None:
-    tasks = [(number,) for number in (4, 0, 2)]
-    assert work_through(tasks, Doubler, "doubling", jobs=jobs, problems=Problems()) == [8, 0, 4]
-    with pytest.raises(InputError, match="3 is odd"):
-        work_through([(2,), (3,)], Doubler, "doubling", jobs=jobs, problems=Problems())
+def test_results_are_in_the_order_of_the_tasks(jobs: int) -> None:
+    tasks = [(number,) for number in (4, 0, 3, 2)]
     problems = Problems(skip=True)
-    assert work_through([(2,), (3,)], Doubler, "", jobs=jobs, problems=problems) == [4]
+    assert work_through(tasks, Doubler, "doubling", jobs=jobs, problems=problems) == [8, 0, 4]
     assert problems.skipped == ["3 is odd"]
+    with pytest.raises(InputError, match="3 is odd"):
+        work_through(tasks, Doubler, "doubling", jobs=jobs, problems=Problems())
 
 
-class Threads:
+def refuse() -> None:
+    raise InputError("weights cannot be read")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_worker_that_cannot_be_made_is_reported(jobs: int) -> None:
+    with pytest.raises(InputError, match="^weights cannot be read$"):
+        work_through([(1,), (2,)], refuse, "", jobs=jobs, problems=Problems(skip=True))  # type: ignore[arg-type]
+    assert work_through([], refuse, "", jobs=jobs, problems=Problems()) == []  # type: ignore[arg-type]
+
+
+class ThreadCounter:
     def __call__(self) -> int:
         return torch.get_num_threads()
 
 
-def test_a_task_that_is_left_is_done_as_by_the_workers() -> None:
+def test_a_single_task_has_one_thread_as_in_worker_processes() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        found = [
-            work_through([()] * tasks, Threads, "counting", jobs=jobs, problems=Problems())
+        threads = [
+            work_through([()] * tasks, ThreadCounter, "counting", jobs=jobs, problems=Problems())
             for tasks, jobs in ((2, 2), (1, 2), (1, 1))
         ]
-        assert found == [[1, 1], [1], [3]]
+        assert threads == [[1, 1], [1], [3]]
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
 
 
-def test_ctrl_c_waits_for_no_task(tmp_path: Path) -> None:
-    script, folder = tmp_path / "long.py", tmp_path / "workers"
-    script.write_text(LONG)
+def test_cores() -> None:
+    assert cores() >= 1
+
+
+@pytest.fixture
+def sleeping(tmp_path: Path) -> tuple[list[str], Path]:
+    """A command whose two workers sleep, and the folder with a file named by each one's id."""
+    script, folder = tmp_path / "sleeping.py", tmp_path / "workers"
+    script.write_text(SLEEPING_WORKERS)
     folder.mkdir()
-    with interruptible([sys.executable, str(script), str(folder)]) as process:
-        within(60, lambda: len(list(folder.iterdir())) == 2)
+    return [sys.executable, str(script), str(folder)], folder
+
+
+def test_ctrl_c_does_not_wait_for_tasks(sleeping: tuple[list[str], Path]) -> None:
+    command, folder = sleeping
+    with interruptible(command) as process:
+        wait_until(lambda: len(list(folder.iterdir())) == 2)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=30)
     assert process.returncode != 0
-    assert "KeyboardInterrupt" in said
+    assert "KeyboardInterrupt" in errors
     workers = [int(path.name) for path in folder.iterdir()]
     assert len(workers) == 2
-    assert all(path.read_text() == "1" for path in folder.iterdir())  # others were not begun
+    assert all(path.read_text() == "1" for path in folder.iterdir()), "one task each was started"
     assert not any(map(is_running, workers))
 
 
-def test_workers_end_with_the_process_that_is_killed(tmp_path: Path) -> None:
-    script, folder = tmp_path / "long.py", tmp_path / "workers"
-    script.write_text(LONG)
-    folder.mkdir()
-    with subprocess.Popen([sys.executable, str(script), str(folder)]) as process:
-        within(60, lambda: len(list(folder.iterdir())) == 2)
+def test_workers_end_when_their_parent_is_killed(sleeping: tuple[list[str], Path]) -> None:
+    command, folder = sleeping
+    with subprocess.Popen(command) as process:
+        wait_until(lambda: len(list(folder.iterdir())) == 2)
         workers = [int(path.name) for path in folder.iterdir()]
         assert all(map(is_running, workers))
         process.send_signal(signal.SIGKILL)
-    within(20, lambda: not any(map(is_running, workers)))
+    wait_until(lambda: not any(map(is_running, workers)), 20)

@@ -1,192 +1,396 @@
-"""The loop both networks learn in, its checkpoints and metrics, on a network of one number."""
+"""The training loop on a network of one weight: schedule, loading, checkpoints, failures."""
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
 
 from annocoin.engine.distribution import ProcessGroup, single_process
-from annocoin.engine.metrics import MemoryLogger, Metrics
+from annocoin.engine.metrics import FileLogger, MemoryLogger
 from annocoin.engine.trainer import (
     MOMENTUM,
     Batch,
-    Checkpointer,
-    OptimizerName,
-    Support,
+    Schedule,
+    Trainer,
+    _Loaded,
+    _pickled,
     batch_indices,
-    learn,
-    order,
-    rate_share,
+    epoch_order,
+    save_optimizer,
 )
-from annocoin.errors import InputError
+from annocoin.errors import InputError, Problems
+from processes import wait_until
+
+LR, MAX_GRAD_NORM = 0.1, 5.0
 
 
-class Line(nn.Module):
-    """Learns the number that batches hold."""
+class Numbers:
+    """Examples of one number each, plus a little noise that depends on the step."""
 
-    def __init__(self) -> None:
+    def __init__(self, *values: float, unreadable: tuple[int, ...] = ()) -> None:
+        self.values, self.unreadable = values or (1.0, 4.0, 2.0, 3.0, 2.5), unreadable
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def image_id(self, index: int) -> str:
+        return f"{index}.jpg"
+
+    def load(self, index: int, step: int) -> Tensor:
+        if index in self.unreadable:
+            raise InputError("broken image")
+        return torch.tensor([self.values[index] + 0.01 * (step % 3)])
+
+
+class Constant(nn.Module):
+    """Learns the mean of the numbers; dropout draws random numbers in every step."""
+
+    def __init__(self, dropout: float = 0.2) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
+        self.dropout = nn.Dropout(dropout)
+        self.batches: list[list[float]] = []
 
-    def forward(self, numbers: Tensor) -> tuple[dict[str, Tensor], dict[str, float]]:
-        apart = (self.weight - numbers).square().mean()
-        return {"near": apart, "far": apart * 0.5}, {"seen": float(len(numbers))}
-
-
-def batch_at(step: int, group: ProcessGroup) -> Batch:
-    return Batch((f"image {step}",), (torch.tensor([1.0, 3.0 + step % 2]),))
-
-
-def train(
-    net: nn.Module, steps: int = 12, optimizer_name: OptimizerName = "adamw", **support: Any
-) -> None:
-    learn(
-        net, [{"params": list(net.parameters()), "lr": 0.1}], batch_at,
-        steps=steps, weight_decay=0.0, clip=5.0, doing="line", optimizer_name=optimizer_name,
-        support=Support(**support),
-    )  # fmt: skip
+    def forward(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, float]]:
+        numbers = torch.cat(list(batch.examples))
+        self.batches.append(numbers.tolist())
+        error = self.dropout((self.weight - numbers).square()).mean()
+        return {"near": error, "far": 0.5 * error}, {"count": float(len(numbers))}
 
 
-def test_it_learns_and_notes_every_step() -> None:
-    net, noted = Line(), MemoryLogger()
-    train(net, 60, log=noted)
-    assert 1 < net.weight.item() < 3
-    assert [line["step"] for line in noted.lines] == list(range(1, 61))
-    assert noted.lines[-1]["loss"] < noted.lines[0]["loss"]
-    first = noted.lines[0]
+def fit(
+    net: nn.Module,
+    examples: Any = None,
+    *,
+    steps: int = 12,
+    name: str = "constant",
+    optimizer_state: Path | None = None,
+    schedule: dict[str, Any] | None = None,
+    **options: Any,
+) -> torch.optim.Optimizer:
+    options = {"workers": 0, **options}
+    return Trainer(**options).fit(
+        net,
+        Numbers() if examples is None else examples,
+        [{"params": list(net.parameters()), "lr": LR}],
+        Schedule(steps, 2, **{"max_grad_norm": MAX_GRAD_NORM, **(schedule or {})}),
+        name=name,
+        optimizer_state=optimizer_state,
+    )
+
+
+def test_every_step_is_logged_and_the_loss_falls() -> None:
+    net, logger = Constant(), MemoryLogger()
+    fit(net, steps=60, logger=logger)
+    assert 1.5 < net.weight.item() < 3.5
+    assert not net.training
+    assert [line["step"] for line in logger.lines] == list(range(1, 61))
+    first = logger.lines[0]
+    assert set(first) == {"step", "loss", "near", "far", "count", "grad_norm"}
     assert first["loss"] == pytest.approx(first["near"] + first["far"])
-    assert first["seen"] == 2
+    assert first["count"] == 2
+    losses = [line["loss"] for line in logger.lines]
+    assert sum(losses[-10:]) < sum(losses[:10])
 
 
-def test_sgd_has_momentum() -> None:
-    net, noted = Line(), MemoryLogger()
-    train(net, 3, "sgd", log=noted)
-    at, speed = 0.0, 0.0
-    for step in range(3):
-        slope = 1.5 * (2 * at - 1 - (3 + step % 2))  # of 1.5 times the mean of two squares
-        slope *= min(1.0, 5.0 / (abs(slope) + 1e-6))
+def naive_lr_factor(step: int, steps: int, start: float, end: float) -> float:
+    progress = start + (end - start) * (step + 0.5) / steps
+    warm_up = progress / 0.05 if progress < 0.05 else 1.0
+    return warm_up * (1 + math.cos(math.pi * progress)) / 2
+
+
+@pytest.mark.parametrize("span", [(0.0, 1.0), (0.0, 0.25), (0.25, 1.0)])
+def test_learning_rates_follow_the_formula(span: tuple[float, float], tmp_path: Path) -> None:
+    """Linear warm-up and cosine decay; one training in two parts has the rates of a single one."""
+    schedule, rates = Schedule(40, 1, span=span), []
+
+    class Recorder(Constant):
+        def forward(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, float]]:
+            rates.append(recorded.param_groups[0]["lr"])
+            return super().forward(batch)
+
+    recorded: torch.optim.Optimizer
+    original = torch.optim.AdamW.__init__
+
+    def remember(self: torch.optim.AdamW, *args: Any, **options: Any) -> None:
+        nonlocal recorded
+        original(self, *args, **options)
+        recorded = self
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "__init__", remember)
+        fit(Recorder(), steps=40, schedule={"span": span})
+    expected = [naive_lr_factor(step, 40, *span) for step in range(40)]
+    assert rates == pytest.approx([LR * factor for factor in expected])
+    assert [schedule.lr_factor(step) for step in range(40)] == pytest.approx(expected)
+    if span == (0.0, 1.0):
+        assert rates[0] < 0.3 * LR < 0.99 * LR < max(rates)
+        assert rates[-1] < 0.01 * LR
+
+
+def naive_sgd(batches: list[list[float]], weight: float, speed: float) -> tuple[float, float]:
+    """Steps of SGD with momentum and clipping, without dropout."""
+    for step, numbers in enumerate(batches):
+        slope = 1.5 * sum(2 * (weight - number) for number in numbers) / len(numbers)
+        slope *= min(1.0, MAX_GRAD_NORM / (abs(slope) + 1e-6))
         speed = MOMENTUM * speed + slope
-        at -= 0.1 * rate_share((step + 0.5) / 3) * speed
-    assert net.weight.item() == pytest.approx(at, rel=1e-5)
+        weight -= LR * naive_lr_factor(step, len(batches), 0, 1) * speed
+    return weight, speed
 
 
-@pytest.mark.parametrize("optimizer_name", ["adamw", "sgd"])
-@pytest.mark.parametrize("cut", [1, 5, 11])
-def test_interrupted_anywhere_it_ends_the_same(
-    tmp_path: Path, cut: int, optimizer_name: OptimizerName
+def test_sgd_has_momentum_which_a_later_training_takes_over(tmp_path: Path) -> None:
+    first, second = Constant(0.0), Constant(0.0)
+    optimizer = fit(first, steps=5, schedule={"optimizer": "sgd"})
+    weight, speed = naive_sgd(first.batches, 0.0, 0.0)
+    assert first.weight.item() == pytest.approx(weight, rel=1e-5)
+    save_optimizer(tmp_path / "o.pt", optimizer)
+    second.load_state_dict(first.state_dict())
+    fit(second, steps=3, schedule={"optimizer": "sgd"}, optimizer_state=tmp_path / "o.pt")
+    continued, _ = naive_sgd(second.batches, weight, speed)
+    assert second.weight.item() == pytest.approx(continued, rel=1e-5)
+    assert second.weight.item() != pytest.approx(naive_sgd(second.batches, weight, 0.0)[0])
+
+
+def test_moments_are_taken_over_and_options_are_not(tmp_path: Path) -> None:
+    net = Constant()
+    save_optimizer(tmp_path / "o.pt", fit(net, steps=7, schedule={"weight_decay": 0.3}))
+    optimizer = fit(net, steps=2, optimizer_state=tmp_path / "o.pt")
+    (state,) = optimizer.state.values()
+    assert float(state["step"]) == 9
+    assert optimizer.param_groups[0]["weight_decay"] == 0.0
+
+
+class Interrupted(Exception):
+    pass
+
+
+class FailingLogger(FileLogger):
+    """Interrupts a training in a step, before its checkpoint is written."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        super().__init__(path)
+        self.step = step
+
+    def log(self, figures: Any) -> None:
+        super().log(figures)
+        if figures["step"] == self.step:
+            raise Interrupted
+
+
+@pytest.mark.parametrize(
+    ("step", "workers", "optimizer"),
+    [*((step, 0, "adamw") for step in range(1, 13)), (6, 0, "sgd"), (2, 1, "sgd"), (7, 2, "adamw")],
+)
+def test_a_resumed_training_ends_with_the_same_bits(
+    tmp_path: Path, step: int, workers: int, optimizer: str
 ) -> None:
-    straight, noted = Line(), MemoryLogger()
-    train(straight, optimizer_name=optimizer_name, log=noted)
-
-    class Stop(Exception):
-        pass
-
-    class Failing(Metrics):
-        def note(self, figures: Any) -> None:
-            super().note(figures)
-            if figures["step"] == cut + 1:  # after the checkpoint of step `cut`
-                raise Stop
-
-    with pytest.raises(Stop):
-        train(
-            Line(), optimizer_name=optimizer_name, keeper=Checkpointer(tmp_path / "c.pt", 0),
-            log=Failing(tmp_path / "m.jsonl"),
-        )  # fmt: skip
-    again = Line()
-    train(
-        again, optimizer_name=optimizer_name, keeper=Checkpointer(tmp_path / "c.pt", 0),
-        log=Metrics(tmp_path / "m.jsonl"),
-    )  # fmt: skip
-    assert torch.equal(again.weight, straight.weight)
+    straight, logger, schedule = Constant(), MemoryLogger(), {"optimizer": optimizer}
+    fit(straight, schedule=schedule, logger=logger)
+    options: dict[str, Any] = {"schedule": schedule, "workers": workers}
+    options |= {"checkpoint": tmp_path / "c.pt", "checkpoint_seconds": 0}
+    with pytest.raises(Interrupted):
+        fit(Constant(), logger=FailingLogger(tmp_path / "m.jsonl", step), **options)
+    assert (tmp_path / "c.pt").exists() == (step > 1)
+    resumed = Constant()
+    torch.manual_seed(step)  # the state of the global generator has no influence
+    fit(resumed, logger=FileLogger(tmp_path / "m.jsonl"), **options)
+    assert torch.equal(resumed.weight, straight.weight)
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
-    assert lines == noted.lines
+    assert lines == logger.lines
+    assert len(resumed.batches) == 13 - step, "steps with a checkpoint are not done again"
+    again = Constant()
+    fit(again, **options)
+    assert torch.equal(again.weight, straight.weight)
+    assert again.batches == []
 
 
-def test_a_line_cut_in_the_middle_is_forgotten(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "lo')
-    metrics = Metrics(path)
-    metrics.start(1)
-    metrics.note({"step": 2, "loss": 1})
-    metrics.close()
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+def test_checkpoints_are_written_after_a_time(tmp_path: Path) -> None:
+    fit(Constant(), checkpoint=tmp_path / "c.pt", checkpoint_seconds=100)
+    assert not (tmp_path / "c.pt").exists()
 
 
-def test_a_checkpoint_of_something_else_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "c.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(InputError, match="delete it"):
-        train(Line(), keeper=Checkpointer(tmp_path / "c.pt", 0))
-    torch.save({"net": {}, "optimizer": {}, "step": 1}, tmp_path / "c.pt")
-    with pytest.raises(InputError, match="delete it"):
-        train(Line(), keeper=Checkpointer(tmp_path / "c.pt", 0))
+@pytest.mark.parametrize("workers", [1, 2])
+def test_loader_workers_change_no_bit_and_leave_no_process(workers: int) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    alone, loaded = Constant(), Constant()
+    fit(alone)
+    fit(loaded, workers=workers)
+    assert torch.equal(loaded.weight, alone.weight)
+    assert loaded.batches == alone.batches
+    wait_until(lambda: set(psutil.Process().children(recursive=True)) <= before)
 
 
-def test_a_loss_that_is_no_number_stops_with_all_there_is_to_know() -> None:
-    def bad(step: int, group: ProcessGroup) -> Batch:
-        return Batch(("cat.jpg",), (torch.tensor([math.inf if step == 2 else 1.0]),))
-
-    net = Line()
-    with pytest.raises(InputError, match=r"inf at step 3, images \['cat.jpg'\].*'far': inf"):
-        learn(
-            net, [{"params": [net.weight], "lr": 0.1}], bad,
-            steps=5, weight_decay=0.0, clip=5.0, doing="line",
-        )  # fmt: skip
+def test_a_training_that_fails_leaves_no_process() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(InputError):
+        fit(Constant(), Numbers(1.0, math.inf), workers=2)
+    gc.collect()
+    wait_until(lambda: set(psutil.Process().children(recursive=True)) <= before)
 
 
-def test_what_happens_to_another_process_stops_all() -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_replaced_by_the_next_and_reported_once(workers: int) -> None:
+    examples, problems, logger = Numbers(unreadable=(1, 2)), Problems(skip=True), MemoryLogger()
+    net, reference = Constant(), Constant()
+    fit(net, examples, problems=problems, logger=logger, workers=workers)
+    fit(reference, Numbers(1.0, 3.0, 3.0, 3.0, 2.5))  # 1 and 2 are replaced by 3
+    assert net.batches == reference.batches
+    assert sorted(problems.skipped) == [f"image '{i}.jpg': broken image" for i in (1, 2)]
+    assert all(line["count"] == 2 for line in logger.lines)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_stops_the_training_with_its_id(workers: int) -> None:
+    examples = Numbers(unreadable=(3,))
+    position = epoch_order(0, len(examples), 0, "constant").index(3)
+    net = Constant()
+    with pytest.raises(InputError, match=r"^image '3\.jpg': broken image$"):
+        fit(net, examples, workers=workers)
+    assert len(net.batches) == position // 2, "steps before that image are done"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_without_a_readable_image_one_line_says_so(workers: int) -> None:
+    examples = Numbers(1.0, 2.0, unreadable=(0, 1))
+    with pytest.raises(InputError, match=r"^no image can be used; image '\d\.jpg': broken image$"):
+        fit(Constant(), examples, problems=Problems(skip=True), workers=workers)
+
+
+def test_a_training_needs_images() -> None:
+    class Empty(Numbers):
+        def __len__(self) -> int:
+            return 0
+
+    with pytest.raises(InputError, match="constant: no images to train on"):
+        fit(Constant(), Empty())
+
+
+def damaged(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def no_checkpoint(path: Path) -> None:
+    path.write_bytes(b"not a checkpoint")
+
+
+def other_content(path: Path) -> None:
+    torch.save({"name": "constant", "step": 1}, path)
+
+
+def other_network(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "module": {"weights": torch.zeros(3)}}, path)
+
+
+def code(path: Path) -> None:
+    path.write_bytes(pickle.dumps(damaged))
+
+
+@pytest.mark.parametrize("change", [damaged, no_checkpoint, other_content, other_network, code])
+def test_a_bad_checkpoint_is_refused_in_one_line(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "c.pt"
+    fit(Constant(), checkpoint=path, checkpoint_seconds=0)
+    change(path)
+    with pytest.raises(InputError, match=r"c\.pt: not a checkpoint of this training.*delete it$"):
+        fit(Constant(), checkpoint=path)
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path / "c.pt", "checkpoint_seconds": 0}
+    fit(Constant(), name="round 1", **options)
+    with pytest.raises(InputError, match="it is of 'round 1'"):
+        fit(Constant(), name="round 2", **options)
+
+
+def test_a_loss_that_is_not_finite_names_step_images_and_losses() -> None:
+    examples = Numbers(1.0, 2.0, math.inf, 2.0)
+    step = epoch_order(0, 4, 0, "constant").index(2) // 2 + 1
+    with pytest.raises(
+        InputError,
+        match=rf"constant: the loss is inf at step {step}, images \[.*'2\.jpg'.*'far': inf.*"
+        "lower the learning rate",
+    ):
+        fit(Constant(0.0), examples)
+
+
+def test_a_loss_that_is_not_finite_in_another_process_stops_this_one() -> None:
     class OfTwo(ProcessGroup):
-        def mean(self, values: dict[str, float]) -> dict[str, float]:
+        def all_reduce_mean(self, values: dict[str, float]) -> dict[str, float]:
             return {**values, "loss": math.nan}
 
-    net = Line()
+    net = Constant()
     with pytest.raises(InputError, match="loss of another process is not finite at step 1"):
-        train(net, group=OfTwo(single_process().fabric))
-    assert net.weight.item() == 0, "no step is made with it"
+        fit(net, group=OfTwo(single_process().fabric))
+    assert net.weight.item() == 0, "the optimizer did not step"
 
 
 def test_gradients_are_clipped() -> None:
-    def far(step: int, group: ProcessGroup) -> Batch:
-        return Batch(("a",), (torch.tensor([1e6]),))
-
-    noted = MemoryLogger()
-    net = Line()
-    learn(
-        net, [{"params": [net.weight], "lr": 0.1}], far,
-        steps=1, weight_decay=0.0, clip=0.5, doing="line", support=Support(log=noted),
-    )  # fmt: skip
-    assert noted.lines[0]["gradient"] == pytest.approx(3e6, rel=1e-4), "the norm before it"
+    net, logger = Constant(0.0), MemoryLogger()
+    fit(net, Numbers(1e6), steps=1, schedule={"max_grad_norm": 0.5}, logger=logger)
+    assert logger.lines[0]["grad_norm"] == pytest.approx(3e6, rel=1e-4), "before clipping"
     assert net.weight.grad is not None
     assert net.weight.grad.abs().item() == pytest.approx(0.5)
 
 
-def test_the_rate_rises_and_falls() -> None:
-    shares = [rate_share((step + 0.5) / 100) for step in range(100)]
-    assert shares[0] < 0.2
-    assert max(shares) > 0.99
-    assert shares[-1] < 0.01
+class FakeGroup:
+    """The rank and the number of processes, without processes."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
 
 
-class Two:
-    """One of two processes, as far as shares go."""
-
-    def __init__(self, rank: int, count: int) -> None:
-        self.rank, self.count = rank, count
-
-
-@pytest.mark.parametrize(("batch", "count"), [(1, 3), (2, 5), (4, 4), (3, 2)])
-def test_processes_together_see_what_one_with_their_batches_sees(batch: int, count: int) -> None:
-    seen: list[int] = []
+@pytest.mark.parametrize(("batch_size", "count"), [(1, 3), (2, 5), (4, 4), (3, 2)])
+def test_batches_of_two_processes_are_that_of_one_with_twice_the_size(
+    batch_size: int, count: int
+) -> None:
+    order: list[int] = []
     for step in range(7):
-        one = batch_indices(step, 2 * batch, count, Two(0, 1), 0, "x")  # type: ignore[arg-type]
-        two = [batch_indices(step, batch, count, Two(rank, 2), 0, "x") for rank in range(2)]  # type: ignore[arg-type]
+        one = batch_indices(step, 2 * batch_size, count, FakeGroup(0, 1), 0, "x")  # type: ignore[arg-type]
+        two = [batch_indices(step, batch_size, count, FakeGroup(r, 2), 0, "x") for r in range(2)]  # type: ignore[arg-type]
         assert two[0] + two[1] == one
-        seen += one
-    for epoch in range(len(seen) // count):
-        assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
-    assert order(0, 20, 0, "x") != order(1, 20, 0, "x") != order(1, 20, 0, "y")
+        order += one
+    for epoch in range(len(order) // count):
+        assert sorted(order[epoch * count : (epoch + 1) * count]) == list(range(count))
+    assert epoch_order(0, 20, 0, "x") != epoch_order(1, 20, 0, "x") != epoch_order(1, 20, 0, "y")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.rand(3, 4, 5),
+        torch.rand(3, 4, 5).permute(2, 0, 1),
+        torch.rand(6, 4)[::2, 1:],
+        torch.rand(2, 3, 4).flip(2),
+        torch.ones(4).expand(3, 4),
+        torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.tensor([[True, False], [False, True]]),
+        torch.zeros(0, 4),
+        torch.zeros(3, 0, dtype=torch.bool),
+        torch.tensor(3.5),
+        torch.tensor(7),
+        torch.arange(5, dtype=torch.uint8),
+        torch.rand(2, requires_grad=True),
+    ],
+    ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}",
+)
+def test_tensors_of_a_batch_survive_the_way_from_a_worker(tensor: Tensor) -> None:
+    batch = [_Loaded({"tensors": (tensor, tensor.clone())}, "a.jpg", ("b.jpg: broken",))]
+    (loaded,) = pickle.loads(_pickled(batch))
+    assert (loaded.image_id, loaded.unreadable) == ("a.jpg", ("b.jpg: broken",))
+    for found in loaded.example["tensors"]:
+        assert found.dtype == tensor.dtype
+        assert found.shape == tensor.shape
+        assert torch.equal(found, tensor)
+        found += found  # it can be written to

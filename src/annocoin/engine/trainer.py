@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import cv2
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -85,7 +84,7 @@ class Schedule:
     span: tuple[float, float] = (0.0, 1.0)
 
     def lr_factor(self, step: int) -> float:
-        """The learning rate at a step, as a fraction of its maximum: linear warm-up, cosine decay."""
+        """The learning rate as a fraction of its maximum: linear warm-up, cosine decay."""
         progress = self.span[0] + (self.span[1] - self.span[0]) * (step + 0.5) / self.steps
         return min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
@@ -342,7 +341,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is Tensor:
-            return torch.from_numpy, (np.ascontiguousarray(value.detach().numpy()),)
+            return torch.from_numpy, (value.detach().contiguous().numpy(),)
         return NotImplemented
 
 
