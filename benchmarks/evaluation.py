@@ -1,11 +1,11 @@
-"""Time to evaluate as much as VOC 2012 val holds, beside pycocotools on the same predictions.
+"""Time to evaluate as many images as VOC 2012 val has, compared with pycocotools.
 
     python benchmarks/evaluation.py                             # synthetic scenes of 375 x 500
     python benchmarks/evaluation.py --dataset VOC2012 --split val
 
-A dataset with fewer images is repeated until there are enough. Half of the predictions are true
-masks moved by a few pixels, half are random ellipses. One core; reading the files is included:
-annocoin from the VOC folder with its PNG maps, and both from the same COCO file.
+A dataset with fewer images is repeated. Half of the predictions are true masks moved by a few
+pixels, half are random ellipses. On one core, including the time to read the files: annocoin from
+the VOC folder with its PNG maps, and both from the same COCO file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Seconds of each part, and the mAP by both tools as a check that they do the same."""
+    """Seconds of each part; both tools must have the same mAP."""
     source = options.dataset
     if source is None:
         source = folder / "scenes"
@@ -69,12 +69,14 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     labelled = load_labelled(voc)
     write_dataset(labelled, truth_json, "coco")
     rng = np.random.default_rng(0)
-    found = {image.image_id: invented(image, options.predictions, rng) for image in labelled}
-    write_predictions(results, found, labelled.category_ids)
+    predicted = {
+        image.image_id: random_predictions(image, options.predictions, rng) for image in labelled
+    }
+    write_predictions(results, predicted, labelled.category_ids)
     coco_results = folder / "coco_results.json"
     numbers = {image.image_id: number for number, image in enumerate(labelled, start=1)}
     by_number: dict[str | int, Instances] = {
-        numbers[image_id]: instances for image_id, instances in found.items()
+        numbers[image_id]: instances for image_id, instances in predicted.items()
     }
     write_predictions(coco_results, by_number, labelled.category_ids)
 
@@ -104,20 +106,19 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, float]:
 
 
 def repeated(labelled: LabelledImages, images: int) -> LabelledImages:
-    """The images over and over, under new names, with the objects that have masks."""
+    """The images repeated under new names, with the objects that have masks."""
     renamed = []
     for i in range(images):
         image = labelled[i % len(labelled)]
-        weak_labels = image.annotation.only("mask")
-        name = f"{i:06d}"
+        name, annotation = f"{i:06d}", image.annotation.only("mask")
         renamed.append(
-            replace(image, image_id=name, file_name=f"{name}.jpg", annotation=weak_labels)
+            replace(image, image_id=name, file_name=f"{name}.jpg", annotation=annotation)
         )
     return LabelledImages.of(labelled.classes, renamed, source=labelled.source)
 
 
-def invented(image: LabelledImage, count: int, rng: np.random.Generator) -> Instances:
-    """Half moved truths, half ellipses, with classes that are mostly right."""
+def random_predictions(image: LabelledImage, count: int, rng: np.random.Generator) -> Instances:
+    """Half moved true masks, half ellipses, mostly of the right class."""
     size = image.annotation.size
     truth = image.annotation.instances()
     dense = truth.dense().numpy()
@@ -138,9 +139,9 @@ def invented(image: LabelledImage, count: int, rng: np.random.Generator) -> Inst
     return Instances(size=size, masks=np.stack(masks), labels=labels, scores=rng.random(count))  # type: ignore[arg-type]
 
 
-def coco_mean(truth: COCO, answers: COCO) -> float:
-    """mAP at .5 by pycocotools, at the same four thresholds and without its area ranges."""
-    run = COCOeval(truth, answers, "segm")
+def coco_mean(truth: COCO, predictions: COCO) -> float:
+    """mAP at .5 by pycocotools, with the same four thresholds and without area ranges."""
+    run = COCOeval(truth, predictions, "segm")
     run.params.iouThrs = np.asarray(THRESHOLDS)
     run.params.areaRng, run.params.areaRngLbl = [[0, 1e10]], ["all"]
     run.params.maxDets = [100]

@@ -1,11 +1,10 @@
-"""AP against loops written from the protocols' text, and against pycocotools itself."""
+"""AP against naive loops for each protocol, and against pycocotools."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ World = list[tuple[list[tuple[int, np.ndarray, bool]], list[tuple[int, np.ndarra
 
 
 def random_world(seed: int, *, crowds: bool = False, images: int = 6) -> World:
-    """Images with truths (class, mask, crowd) and predictions (class, mask, score), with ties."""
+    """Images with (class, mask, crowd) as truth and (class, mask, score) as predictions."""
     rng = np.random.default_rng(seed)
 
     def box(near: np.ndarray | None = None) -> np.ndarray:
@@ -42,30 +41,30 @@ def random_world(seed: int, *, crowds: bool = False, images: int = 6) -> World:
             (int(rng.integers(1, 3)), box(), bool(crowds and rng.random() < 0.25))
             for _ in range(rng.integers(0, 5))
         ]
-        found = []
+        predicted = []
         for _ in range(rng.integers(0, 8)):
             near = truths[rng.integers(len(truths))] if truths and rng.random() < 0.8 else None
             label = near[0] if near and rng.random() < 0.8 else int(rng.integers(1, 4))
             mask = near[1] if near and rng.random() < 0.3 else box(near[1] if near else None)
-            found.append((label, mask, float(rng.integers(1, 6)) / 5))
-        world.append((truths, found))
+            predicted.append((label, mask, float(rng.integers(1, 6)) / 5))
+        world.append((truths, predicted))
     return world
 
 
-def as_ours(world: World) -> tuple[dict[int | str, Instances], EvaluationDataset]:
+def instances_and_dataset(world: World) -> tuple[dict[int | str, Instances], EvaluationDataset]:
     images, predictions = [], {}
-    for number, (truths, found) in enumerate(world):
+    for number, (truths, predicted) in enumerate(world):
         weak_labels = tuple(
             WeakLabel(j, mask=masks.encode(m[None])[0], crowd=c) for j, m, c in truths
         )
         name = f"{number:03d}"
         images.append(LabelledImage(name, f"{name}.jpg", None, Annotation(SIZE, weak_labels)))
-        if found:
+        if predicted:
             predictions[name] = Instances(
                 size=SIZE,
-                masks=np.stack([m for _, m, _ in found]),
-                labels=[j for j, _, _ in found],
-                scores=[s for _, _, s in found],
+                masks=np.stack([m for _, m, _ in predicted]),
+                labels=[j for j, _, _ in predicted],
+                scores=[s for _, _, s in predicted],
             )
     return predictions, EvaluationDataset(LabelledImages.of(CLASSES, images))
 
@@ -75,27 +74,27 @@ def overlap(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def naive_ap(world: World, label: int, threshold: float, protocol: str) -> float:
-    """AP as the text says it: a list of hits by falling score, then the area, recall by recall."""
+    """AP step by step: a list of hits by falling score, then the area, recall by recall."""
     results: list[tuple[float, bool]] = []
     positives = 0
-    for truths, found in world:
-        own = [mask for j, mask, _ in truths if j == label]
-        positives += len(own)
-        taken: set[int] = set()
-        ranked = [(score, i, mask) for i, (j, mask, score) in enumerate(found) if j == label]
+    for truths, predicted in world:
+        true_masks = [mask for j, mask, _ in truths if j == label]
+        positives += len(true_masks)
+        matched: set[int] = set()
+        ranked = [(score, i, mask) for i, (j, mask, score) in enumerate(predicted) if j == label]
         for score, _, mask in sorted(ranked, key=lambda r: (r[0], r[1]), reverse=True):
-            overlaps = [overlap(mask, other) for other in own]
+            overlaps = [overlap(mask, other) for other in true_masks]
             if protocol != "chainercv":
-                overlaps = [-1 if g in taken else o for g, o in enumerate(overlaps)]
-            best = max(range(len(own)), key=lambda g: overlaps[g], default=None)
+                overlaps = [-1 if g in matched else o for g, o in enumerate(overlaps)]
+            best = max(range(len(true_masks)), key=lambda g: overlaps[g], default=None)
             hit = False
             if best is not None:
                 enough = overlaps[best] > threshold
                 if protocol == "chainercv":
                     enough = overlaps[best] >= threshold
-                hit = enough and best not in taken
+                hit = enough and best not in matched
                 if enough:
-                    taken.add(best)
+                    matched.add(best)
             results.append((score, hit))
     if not positives:
         return math.nan
@@ -116,8 +115,8 @@ def naive_ap(world: World, label: int, threshold: float, protocol: str) -> float
 def test_equals_a_naive_loop(protocol: str, seed: int) -> None:
     world = random_world(seed)
     if not any(truths for truths, _ in world):
-        pytest.skip("a world without truth")
-    predictions, dataset = as_ours(world)
+        pytest.skip("no ground truth")
+    predictions, dataset = instances_and_dataset(world)
     result = evaluate(predictions, dataset, protocol=protocol, thresholds=THRESHOLDS)
     expected = [[naive_ap(world, j, t, protocol) for j in (1, 2, 3)] for t in THRESHOLDS]
     np.testing.assert_allclose(result.ap, expected, atol=1e-12)
@@ -137,7 +136,7 @@ def coco_ap(world: World) -> np.ndarray:
         for i, (truth, _) in enumerate(world)
         for j, m, c in truth
     ]
-    found = [
+    results = [
         {"image_id": i, "category_id": j, "segmentation": masks.encode(m[None])[0], "score": s}
         for i, (_, predicted) in enumerate(world)
         for j, m, s in predicted
@@ -149,7 +148,7 @@ def coco_ap(world: World) -> np.ndarray:
         categories = [{"id": j} for j in (1, 2, 3)]
         truth.dataset = {"images": images, "annotations": truths, "categories": categories}
         truth.createIndex()
-        run = COCOeval(truth, truth.loadRes(found), "segm")
+        run = COCOeval(truth, truth.loadRes(results), "segm")
         run.params.iouThrs = np.asarray(THRESHOLDS)
         run.params.areaRng, run.params.areaRngLbl = [[0, 1e10]], ["all"]
         run.params.maxDets = [100]
@@ -162,27 +161,27 @@ def coco_ap(world: World) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(40))
 def test_coco_equals_pycocotools(seed: int) -> None:
     world = random_world(100 + seed, crowds=True)
-    if not any(found for _, found in world):
-        pytest.skip("pycocotools wants a prediction")
-    predictions, dataset = as_ours(world)
+    if not any(predicted for _, predicted in world):
+        pytest.skip("pycocotools needs a prediction")
+    predictions, dataset = instances_and_dataset(world)
     result = evaluate(predictions, dataset, protocol="coco", thresholds=THRESHOLDS)
     np.testing.assert_allclose(result.ap, coco_ap(world), atol=1e-12)
 
 
-def test_coco_counts_a_hundred_predictions_of_a_class_in_an_image() -> None:
+def test_coco_counts_at_most_100_predictions_per_class_and_image() -> None:
     rng = np.random.default_rng(0)
     target = np.zeros(SIZE, bool)
     target[:5, :5] = True
     elsewhere = ~target
-    found = [(1, elsewhere, 0.5 + 0.4 * rng.random()) for _ in range(100)]
-    world: World = [([(1, target, False)], [*found, (1, target, 0.1)])]
-    predictions, dataset = as_ours(world)
+    predicted = [(1, elsewhere, 0.5 + 0.4 * rng.random()) for _ in range(100)]
+    world: World = [([(1, target, False)], [*predicted, (1, target, 0.1)])]
+    predictions, dataset = instances_and_dataset(world)
     assert evaluate(predictions, dataset, protocol="coco").ap[0, 0] == 0 == coco_ap(world)[0, 0]
     assert evaluate(predictions, dataset, protocol="chainercv").ap[0, 0] == pytest.approx(1 / 101)
 
 
 def small_world(first_score: float, second_score: float) -> World:
-    """Two truths side by side; two predictions, both best on the left one."""
+    """Two objects side by side; two predictions, both with the left one as best match."""
     left, right = np.zeros(SIZE, bool), np.zeros(SIZE, bool)
     left[2:6, 0:4] = True
     right[2:6, 4:8] = True
@@ -193,36 +192,38 @@ def small_world(first_score: float, second_score: float) -> World:
     ]
 
 
-def test_chainercv_gives_no_second_choice_and_sds_does() -> None:
-    predictions, dataset = as_ours(small_world(0.9, 0.8))
+def test_only_chainercv_matches_no_second_best() -> None:
+    predictions, dataset = instances_and_dataset(small_world(0.9, 0.8))
     assert evaluate(predictions, dataset, protocol="chainercv", thresholds=[0.3]).ap[0, 0] == 0.5
     assert evaluate(predictions, dataset, protocol="sds", thresholds=[0.3]).ap[0, 0] == 1.0
 
 
-def test_only_sds_wants_more_than_the_threshold() -> None:
+def test_only_sds_and_bbtp_need_more_than_the_threshold() -> None:
     whole, half = np.zeros(SIZE, bool), np.zeros(SIZE, bool)
     whole[0:4, 0:4] = True
     half[0:4, 0:2] = True
-    predictions, dataset = as_ours([([(1, whole, False)], [(1, half, 1.0)])])
-    found = {
+    predictions, dataset = instances_and_dataset([([(1, whole, False)], [(1, half, 1.0)])])
+    ap = {
         p: evaluate(predictions, dataset, protocol=p, thresholds=[0.5]).ap[0, 0]
         for p in ("chainercv", "coco", "sds", "bbtp")
     }
-    assert found == {"chainercv": 1.0, "coco": 1.0, "sds": 0.0, "bbtp": 0.0}
+    assert ap == {"chainercv": 1.0, "coco": 1.0, "sds": 0.0, "bbtp": 0.0}
 
 
 def test_bbtp_takes_classes_from_the_object_list() -> None:
     mask = masks.encode(np.ones((1, *SIZE)))[0]
     image = LabelledImage("i", "i.jpg", None, Annotation(SIZE, (WeakLabel(1, mask=mask),)), (2,))
     dataset = EvaluationDataset(LabelledImages.of(CLASSES, [image]))
-    found: dict[int | str, Instances] = {"i": Instances(size=SIZE, masks=[mask], labels=[2])}
-    assert evaluate(found, dataset, protocol="bbtp").mean[0.5] == 1.0
-    assert evaluate(found, dataset, protocol="sds").mean[0.5] == 0.0
+    predictions: dict[int | str, Instances] = {"i": Instances(size=SIZE, masks=[mask], labels=[2])}
+    assert evaluate(predictions, dataset, protocol="bbtp").mean[0.5] == 1.0
+    assert evaluate(predictions, dataset, protocol="sds").mean[0.5] == 0.0
 
 
-def test_a_class_without_truth_drops_out_and_one_without_predictions_scores_zero() -> None:
+def test_classes_without_ground_truth_are_nan_and_without_predictions_zero() -> None:
     mask = np.ones(SIZE, bool)
-    predictions, dataset = as_ours([([(1, mask, False), (2, mask, False)], [(1, mask, 1.0)])])
+    predictions, dataset = instances_and_dataset(
+        [([(1, mask, False), (2, mask, False)], [(1, mask, 1.0)])]
+    )
     for protocol in ("chainercv", "sds", "coco"):
         result = evaluate(predictions, dataset, protocol=protocol, thresholds=[0.5])
         np.testing.assert_array_equal(result.ap, [[1.0, 0.0, np.nan]])
@@ -234,13 +235,13 @@ def test_a_class_without_truth_drops_out_and_one_without_predictions_scores_zero
 
 @pytest.mark.parametrize("protocol", ["chainercv", "sds", "bbtp", "coco"])
 @pytest.mark.parametrize("seed", range(5))
-def test_truth_as_prediction_is_exactly_one_and_nothing_is_zero(protocol: str, seed: int) -> None:
+def test_perfect_predictions_have_ap_one_and_no_predictions_zero(protocol: str, seed: int) -> None:
     world = [(truths, []) for truths, _ in random_world(seed, images=30)]
-    world = [  # no two truths on the same pixels
+    world = [  # without overlaps
         ([t for k, t in enumerate(ts) if not any((t[1] & o[1]).any() for o in ts[:k])], f)
         for ts, f in world
     ]
-    _, dataset = as_ours(world)
+    _, dataset = instances_and_dataset(world)
     perfect = {i: dataset.truth(i) for i in dataset}
     assert set(evaluate(perfect, dataset, protocol=protocol).mean.values()) == {1.0}
     assert set(evaluate({}, dataset, protocol=protocol).mean.values()) == {0.0}
@@ -248,7 +249,7 @@ def test_truth_as_prediction_is_exactly_one_and_nothing_is_zero(protocol: str, s
 
 def test_ap_is_between_zero_and_one_and_falls_with_the_threshold() -> None:
     for seed in range(10):
-        predictions, dataset = as_ours(random_world(seed, images=10))
+        predictions, dataset = instances_and_dataset(random_world(seed, images=10))
         for protocol in ("sds", "coco"):
             result = evaluate(predictions, dataset, protocol=protocol)
             known = result.ap[~np.isnan(result.ap)]
@@ -257,40 +258,44 @@ def test_ap_is_between_zero_and_one_and_falls_with_the_threshold() -> None:
             assert means == sorted(means, reverse=True)
 
 
-def test_crowds_count_neither_way_outside_coco() -> None:
+def test_crowds_do_not_count() -> None:
     mask = np.ones(SIZE, bool)
     small = np.zeros(SIZE, bool)
     small[:3, :3] = True
     world: World = [([(1, mask, True), (1, small, False)], [(1, small, 0.9)])]
-    predictions, dataset = as_ours(world)
+    predictions, dataset = instances_and_dataset(world)
     for protocol in ("chainercv", "sds", "coco"):
         assert evaluate(predictions, dataset, protocol=protocol).mean[0.5] == 1.0
 
 
 def test_bad_arguments_are_input_errors() -> None:
-    predictions, dataset = as_ours(small_world(0.9, 0.8))
+    predictions, dataset = instances_and_dataset(small_world(0.9, 0.8))
     with pytest.raises(InputError, match="protocol 'voc07'"):
         evaluate(predictions, dataset, protocol="voc07")
     with pytest.raises(InputError, match="thresholds"):
         evaluate(predictions, dataset, thresholds=[50])
     with pytest.raises(InputError, match="not in the dataset"):
-        evaluate({"nobody": predictions["000"]}, dataset)
+        evaluate({"unknown": predictions["000"]}, dataset)
 
 
-def test_the_evaluator_refuses_what_does_not_fit() -> None:
+def test_the_evaluator_refuses_other_sizes_and_classes() -> None:
     mask = np.ones((1, *SIZE))
     truth = Instances(size=SIZE, masks=mask, labels=[1])
     evaluator = Evaluator(CLASSES)
     with pytest.raises(InputError, match="an image of"):
         evaluator.add(Instances(size=(4, 4), masks=np.ones((1, 4, 4)), labels=[1]), truth)
+    with pytest.raises(InputError, match="an image of"):
+        evaluator.add(Instances(size=(4, 4), masks=[], labels=[]), truth)
     with pytest.raises(InputError, match="class 4; there are 3"):
         evaluator.add(Instances(size=SIZE, masks=mask, labels=[4]), truth)
 
 
-def test_evaluator_by_hand_equals_evaluate(tmp_path: Path) -> None:
-    predictions, dataset = as_ours(random_world(7))
+def test_the_evaluator_equals_evaluate() -> None:
+    predictions, dataset = instances_and_dataset(random_world(7))
     evaluator = Evaluator(CLASSES, protocol="sds")
     for image_id in dataset:
         evaluator.add(predictions.get(image_id), dataset.truth(image_id))
     expected = evaluate(predictions, dataset, protocol="sds")
-    np.testing.assert_array_equal(evaluator.result().ap, expected.ap)
+    result = evaluator.result()
+    np.testing.assert_array_equal(result.ap, expected.ap)
+    assert (result.protocol, result.images, result.thresholds) == ("sds", 6, THRESHOLDS)

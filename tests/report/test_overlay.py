@@ -1,3 +1,5 @@
+"""Drawing of labels, and grids of pictures."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,7 +16,7 @@ from annocoin.types import Annotation, WeakLabel
 GREY = np.full((40, 60, 3), 100, np.uint8)
 
 
-def test_each_kind_of_mark_is_drawn_where_it_is() -> None:
+def test_each_kind_of_label_is_drawn_at_its_location() -> None:
     dense = np.zeros((1, 40, 60))
     dense[0, 20:38, 5:30] = 1
     for weak_label, y, x in (
@@ -27,18 +29,26 @@ def test_each_kind_of_mark_is_drawn_where_it_is() -> None:
         assert picture.shape == GREY.shape
         assert (picture[y, x] != 100).any(), weak_label.kind
         assert (picture[5, 58] == 100).all()
-    assert (GREY == 100).all()  # the input stays as it was
+    assert (GREY == 100).all()  # the input is not changed
+
+
+def test_the_caption_is_in_the_lower_left_corner() -> None:
+    plain = draw(GREY, Annotation((40, 60)), [])
+    assert (plain == GREY).all()
+    rows, columns = np.nonzero((draw(GREY, Annotation((40, 60)), [], caption="c") != GREY).any(2))
+    assert rows.min() > 20
+    assert columns.max() < 30
 
 
 def test_scale_and_sheet_sizes() -> None:
     large = draw(GREY, Annotation((40, 60)), [], scale=2)
     assert large.shape == (80, 120, 3)
-    page = sheet([large, GREY, GREY], 2, gap=6)
-    assert page.shape == (2 * 86 + 6, 2 * 126 + 6, 3)
-    assert (page[6:86, 6:126] == large).all()
+    grid = sheet([large, GREY, GREY], 2, gap=6)
+    assert grid.shape == (2 * 86 + 6, 2 * 126 + 6, 3)
+    assert (grid[6:86, 6:126] == large).all()
 
 
-def test_saved_as_rgb_png(tmp_path: Path) -> None:
+def test_pictures_are_saved_as_rgb(tmp_path: Path) -> None:
     red = np.zeros((4, 4, 3), np.uint8)
     red[:, :, 0] = 255
     save(red, tmp_path / "a.png")

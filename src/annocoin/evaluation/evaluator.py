@@ -1,4 +1,4 @@
-"""Average precision of predicted instances over a dataset."""
+"""Average precision of predicted instances over a dataset, by four named protocols."""
 
 from __future__ import annotations
 
@@ -29,14 +29,50 @@ THRESHOLDS = (0.25, 0.5, 0.7, 0.75)
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """A definition of average precision.
+
+    Args:
+        match: (iou [P, G], threshold, crowd [G]) -> true positives [P], ignored [P].
+        average: (true positives [P], number of ground truths) -> AP.
+        classes_from: VOC's class map ("pixels"), or the object list of its XML ("objects").
+        crowds: whether predictions on crowds are ignored; else crowds are dropped.
+        max_predictions: maximum number per image and class.
+        ties: which of equal scores comes first, the "later" prediction (`argsort()[::-1]`) or the
+            "earlier".
+    """
+
+    match: Callable[[Floats, float, Bools], tuple[Bools, Bools]]
+    average: Callable[[Bools, int], float]
+    classes_from: Literal["pixels", "objects"] = "pixels"
+    crowds: bool = False
+    max_predictions: int | None = None
+    ties: Literal["later", "earlier"] = "later"
+
+    def order(self, scores: Floats) -> npt.NDArray[np.intp]:
+        """Indices [P] by falling score; a stable sort, the same on every machine."""
+        if self.ties == "earlier":
+            return np.argsort(-scores, kind="stable")
+        return np.argsort(scores, kind="stable")[::-1]
+
+
+PROTOCOLS = {
+    "chainercv": Protocol(match_best, area_under_envelope),
+    "sds": Protocol(match_best_free, area_under_envelope),
+    "bbtp": Protocol(match_best_free, area_under_envelope, classes_from="objects"),
+    "coco": Protocol(match_coco, mean_over_recalls, "pixels", True, 100, "earlier"),
+}
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """AP by threshold and class, in 0..1; NaN for a class without truth.
+    """AP in 0..1 by threshold and class; NaN for a class without ground truth.
 
     Args:
         protocol: its name.
-        images: how many were evaluated.
-        classes: names of the classes, C.
-        thresholds: IoU thresholds, T.
+        images: number of evaluated images.
+        classes: names of the C classes.
+        thresholds: T IoU thresholds.
         ap: float64 [T, C].
     """
 
@@ -44,20 +80,22 @@ class Evaluation:
     images: int
     classes: tuple[str, ...]
     thresholds: tuple[float, ...]
-    ap: npt.NDArray[np.float64]
+    ap: Floats
 
     @property
     def mean(self) -> dict[float, float]:
-        """mAP by threshold, over the classes that have truth."""
-        return {t: _mean(row) for t, row in zip(self.thresholds, self.ap, strict=True)}
+        """mAP by threshold, over the classes with ground truth."""
+        rows = [row[~np.isnan(row)] for row in self.ap]
+        means = [float(row.mean()) if len(row) else 0.0 for row in rows]
+        return dict(zip(self.thresholds, means, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         """``{"protocol", "images", "iou": {"0.5": {"mean", "per_class": {name: AP or null}}}}``."""
         table = {}
-        for threshold, row in zip(self.thresholds, self.ap, strict=True):
-            per_class = zip(self.classes, row.tolist(), strict=True)
+        for (threshold, mean), row in zip(self.mean.items(), self.ap.tolist(), strict=True):
+            per_class = zip(self.classes, row, strict=True)
             table[f"{threshold:g}"] = {
-                "mean": _mean(row),
+                "mean": mean,
                 "per_class": {name: None if np.isnan(ap) else ap for name, ap in per_class},
             }
         return {"protocol": self.protocol, "images": self.images, "iou": table}
@@ -70,10 +108,10 @@ def evaluate(
     protocol: str = "chainercv",
     thresholds: Sequence[float] = THRESHOLDS,
 ) -> Evaluation:
-    """Compare predictions with the truth of every image of the dataset.
+    """Compare predictions with the ground truth of every image of a dataset.
 
     Args:
-        predictions: from `read_predictions`; an image that is missing has no prediction.
+        predictions: from `read_predictions`; images without an entry have no predictions.
         dataset: from `load_evaluation`.
         protocol: "chainercv", "sds", "bbtp" or "coco".
         thresholds: IoU thresholds between 0 and 1.
@@ -83,7 +121,7 @@ def evaluate(
         raise InputError(f"predictions for {min(map(repr, unknown))}, which is not in the dataset")
     evaluator = Evaluator(dataset.classes, protocol=protocol, thresholds=thresholds)
     ids = list(dataset)
-    if evaluator.protocol.name == "coco":  # pycocotools goes by rising id, which decides ties
+    if protocol == "coco":  # pycocotools orders images by id, which decides ties
         ids.sort(key=lambda image_id: (isinstance(image_id, str), image_id))
     for image_id in track(ids, "evaluating"):
         truth = dataset.truth(image_id, evaluator.protocol.classes_from)
@@ -92,7 +130,7 @@ def evaluate(
 
 
 class Evaluator:
-    """Collects image by image, then gives the result; for those who evaluate while predicting."""
+    """Evaluate image by image, for example while predicting; see `evaluate` for the arguments."""
 
     def __init__(
         self,
@@ -101,137 +139,54 @@ class Evaluator:
         protocol: str = "chainercv",
         thresholds: Sequence[float] = THRESHOLDS,
     ) -> None:
+        check_choice("protocol", protocol, PROTOCOLS)
+        self.protocol_name, self.protocol = protocol, PROTOCOLS[protocol]
         self.classes = tuple(classes)
-        self.protocol: Protocol = protocol_named(protocol)
         self.thresholds = tuple(dict.fromkeys(float(t) for t in thresholds))
         if not self.thresholds or not all(0 < t < 1 for t in self.thresholds):
             raise InputError(f"IoU thresholds {list(thresholds)}; expected numbers between 0 and 1")
-        self._records = [_Records(len(self.thresholds)) for _ in self.classes]
         self._images = 0
+        self._positives = np.zeros(len(self.classes), dtype=np.int64)
+        none = np.empty((len(self.thresholds), 2, 0), dtype=bool)
+        # of each class and image: scores [P], and true positives and ignored ones [T, 2, P]
+        self._matches: list[list[tuple[Floats, Bools]]] = [[(np.empty(0), none)] for _ in classes]
 
     def add(self, predictions: Instances | None, truth: Instances) -> None:
-        """Add one image. Classes are 1..C; `truth.crowd` weak_labels crowds."""
-        for given in (truth, predictions):
-            if given is not None:
-                self._check(given, truth)
+        """Add one image. Classes are 1..C; `truth.crowd` flags crowds."""
+        if predictions is None:
+            predictions = Instances(size=truth.size, masks=[], labels=[])
+        if predictions.size != truth.size:
+            raise InputError(
+                f"predictions for an image of {predictions.size}; the ground truth has {truth.size}"
+            )
+        labels, true_labels = predictions.labels.numpy(), truth.labels.numpy()
+        highest = max([*labels, *true_labels], default=0)
+        if highest > len(self.classes):
+            raise InputError(f"class {highest}; there are {len(self.classes)}")
         self._images += 1
         if not self.protocol.crowds:
-            truth = truth[~truth.crowd]
-        true_labels = truth.labels.numpy()
-        labels = np.empty(0, int) if predictions is None else predictions.labels.numpy()
+            truth, true_labels = truth[~truth.crowd], true_labels[~truth.crowd.numpy()]
         for label in np.union1d(true_labels, labels):
-            own = np.flatnonzero(true_labels == label)
-            rles = [truth.masks[g] for g in own]
-            crowd = truth.crowd.numpy()[own]
-            record = self._records[label - 1]
-            record.positives += int((~crowd).sum())
-            if predictions is None:
-                continue
-            found = np.flatnonzero(labels == label)
-            scores = predictions.scores.numpy()[found]
-            order = _falling(scores, self.protocol.ties)[: self.protocol.max_predictions]
-            chosen = [predictions.masks[p] for p in found[order]]
-            iou = masks.iou(chosen, rles, crowd.tolist())
-            matches = [self.protocol.match(iou, t, crowd) for t in self.thresholds]
-            record.add(scores[order], matches)
-
-    def _check(self, given: Instances, truth: Instances) -> None:
-        if given.size != truth.size:
-            raise InputError(
-                f"predictions for an image of {given.size}; the truth has {truth.size}"
+            of_class = np.flatnonzero(true_labels == label)
+            crowd = truth.crowd.numpy()[of_class]
+            self._positives[label - 1] += int((~crowd).sum())
+            rows = np.flatnonzero(labels == label)
+            rows = rows[self.protocol.order(predictions.scores.numpy()[rows])]
+            rows = rows[: self.protocol.max_predictions]
+            iou = masks.iou(
+                [predictions.masks[p] for p in rows],
+                [truth.masks[g] for g in of_class],
+                crowd.tolist(),
             )
-        if len(given) and int(given.labels.max()) > len(self.classes):
-            raise InputError(f"class {int(given.labels.max())}; there are {len(self.classes)}")
+            matches = [self.protocol.match(iou, t, crowd) for t in self.thresholds]
+            self._matches[label - 1].append((predictions.scores.numpy()[rows], np.array(matches)))
 
     def result(self) -> Evaluation:
         """AP over all images added so far."""
-        rows = [record.average_precisions(self.protocol) for record in self._records]
-        return Evaluation(
-            self.protocol.name, self._images, self.classes, self.thresholds, np.stack(rows, axis=1)
-        )
-
-
-class _Records:
-    """All predictions of one class: scores, hits per threshold, and the number of truths."""
-
-    def __init__(self, thresholds: int) -> None:
-        self.positives = 0
-        self._scores: list[Floats] = [np.empty(0)]
-        self._hits: list[Bools] = [np.empty((thresholds, 0), dtype=bool)]
-        self._ignored: list[Bools] = [np.empty((thresholds, 0), dtype=bool)]
-
-    def add(
-        self,
-        scores: Floats,
-        matches: Sequence[tuple[Bools, Bools]],
-    ) -> None:
-        self._scores.append(scores)
-        self._hits.append(np.stack([hits for hits, _ in matches]))
-        self._ignored.append(np.stack([ignored for _, ignored in matches]))
-
-    def average_precisions(self, protocol: Protocol) -> npt.NDArray[np.float64]:
-        """AP at every threshold: [T]."""
-        hits, ignored = np.concatenate(self._hits, axis=1), np.concatenate(self._ignored, axis=1)
-        if not self.positives:
-            return np.full(len(hits), np.nan)
-        order = _falling(np.concatenate(self._scores), protocol.ties)
-        return np.asarray(
-            [
-                protocol.average(row[order][~skip[order]], self.positives)
-                for row, skip in zip(hits, ignored, strict=True)
-            ]
-        )
-
-
-def _falling(scores: npt.NDArray[np.float64], ties: str) -> npt.NDArray[np.intp]:
-    """Positions by falling score. A stable sort: the same on every machine."""
-    if ties == "earlier":
-        return np.argsort(-scores, kind="stable")
-    return np.argsort(scores, kind="stable")[::-1]
-
-
-def _mean(row: npt.NDArray[np.float64]) -> float:
-    known = row[~np.isnan(row)]
-    return float(known.mean()) if known.size else 0.0
-
-
-ProtocolName = Literal["chainercv", "sds", "bbtp", "coco"]
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """What distinguishes one protocol from another.
-
-    Args:
-        name: how users call it.
-        match: (iou [P, G], threshold, crowd [G]) -> hits [P], left out [P].
-        average: (hits [P], number of truths) -> AP.
-        classes_from: VOC's class map, or the object list of its XML.
-        crowds: whether crowds are truth that is neither hit nor missed; else they are left out.
-        max_predictions: the most that count per image and class, None for all.
-        ties: order of equal scores: the later prediction first (numpy's `argsort()[::-1]`), or the
-            earlier.
-    """
-
-    name: ProtocolName
-    match: Callable[[Floats, float, Bools], tuple[Bools, Bools]]
-    average: Callable[[Bools, int], float]
-    classes_from: Literal["pixels", "objects"] = "pixels"
-    crowds: bool = False
-    max_predictions: int | None = None
-    ties: Literal["later", "earlier"] = "later"
-
-
-_ALL = (
-    Protocol("chainercv", match_best, area_under_envelope),
-    Protocol("sds", match_best_free, area_under_envelope),
-    Protocol("bbtp", match_best_free, area_under_envelope, classes_from="objects"),
-    Protocol("coco", match_coco, mean_over_recalls, "pixels", True, 100, "earlier"),
-)
-PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in _ALL}
-
-
-def protocol_named(name: str) -> Protocol:
-    """The protocol of that name."""
-    check_choice("protocol", name, PROTOCOLS)
-    return PROTOCOLS[name]
+        ap = np.full((len(self.thresholds), len(self.classes)), np.nan)
+        for c in np.flatnonzero(self._positives):
+            scores, matches = zip(*self._matches[c], strict=True)
+            order = self.protocol.order(np.concatenate(scores))
+            for t, (hits, ignored) in enumerate(np.concatenate(matches, axis=2)[:, :, order]):
+                ap[t, c] = self.protocol.average(hits[~ignored], int(self._positives[c]))
+        return Evaluation(self.protocol_name, self._images, self.classes, self.thresholds, ap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import mobilenet_v2
-from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection import MaskRCNN, faster_rcnn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
-from torchvision.models.detection.faster_rcnn import (
-    FastRCNNConvFCHead,
-    FastRCNNPredictor,
-    TwoMLPHead,
-)
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RPNHead
@@ -44,11 +39,9 @@ BACKBONES = {
 """Layers with strides 4, 8, 16 (and 32) that feed the feature pyramid, with their channels."""
 
 ASPECT_RATIOS = (0.5, 1.0, 2.0)
-GROUPS = 16
-"""Groups of group normalisation."""
-
 BOX_HEAD_CONVOLUTIONS = 2
-"""Convolutions of a box head with group normalisation."""
+NORM_GROUPS = 16
+"""Convolutions of the box head, and groups of all normalisation, with `group_norm`."""
 
 SIZE_DIVISOR = 32
 """Batches are padded to multiples of this, as in torchvision."""
@@ -98,14 +91,12 @@ class PredictionArchitecture:
         if not self.classes:
             raise InputError("a prediction network needs at least one class")
         check_choice("prediction backbone", self.backbone, BACKBONES)
-        for name in (
-            *("fpn_channels", "representation_size", "mask_layers", "anchor_size", "rpn_top_n"),
-            *("detections_per_image", "box_sampling_ratio", "mask_sampling_ratio"),
-        ):
-            check_positive(name, getattr(self, name))
-        if self.group_norm and self.fpn_channels % GROUPS:
+        for field in fields(self):
+            if field.type == "int":
+                check_positive(field.name, getattr(self, field.name))
+        if self.group_norm and self.fpn_channels % NORM_GROUPS:
             raise InputError(
-                f"fpn_channels {self.fpn_channels} with group_norm; expected a multiple of {GROUPS}"
+                f"fpn_channels {self.fpn_channels}; group_norm needs a multiple of {NORM_GROUPS}"
             )
         if not 32 <= self.min_size <= self.max_size <= 4096:
             raise InputError(
@@ -126,13 +117,13 @@ def build_network(architecture: PredictionArchitecture, weights: str | Path = SC
     a, layers = architecture, BACKBONES[architecture.backbone]
     channels, hidden, classes = a.fpn_channels, a.representation_size, len(a.classes) + 1
     names = [str(i) for i in range(len(layers))]
-    norm = partial(nn.GroupNorm, GROUPS) if a.group_norm else None
+    norm = partial(nn.GroupNorm, NORM_GROUPS) if a.group_norm else None
     body, return_layers = _backbone(a, weights), dict(zip(layers, names, strict=True))
     fpn = BackboneWithFPN(body, return_layers, list(layers.values()), channels, norm_layer=norm)
-    box_head: nn.Module = TwoMLPHead(channels * 7 * 7, hidden)
+    box_head: nn.Module = faster_rcnn.TwoMLPHead(channels * 7 * 7, hidden)
     if a.group_norm:
         convolutions = [channels] * BOX_HEAD_CONVOLUTIONS
-        box_head = FastRCNNConvFCHead((channels, 7, 7), convolutions, [hidden], norm)
+        box_head = faster_rcnn.FastRCNNConvFCHead((channels, 7, 7), convolutions, [hidden], norm)
     anchor_sizes = tuple((a.anchor_size * 2**i,) for i in range(len(layers) + 1))  # one is pooled
     net = MaskRCNN(
         fpn,
@@ -146,7 +137,7 @@ def build_network(architecture: PredictionArchitecture, weights: str | Path = SC
         rpn_post_nms_top_n_test=a.rpn_top_n,
         box_roi_pool=MultiScaleRoIAlign(names, 7, a.box_sampling_ratio),
         box_head=box_head,
-        box_predictor=FastRCNNPredictor(hidden, classes),
+        box_predictor=faster_rcnn.FastRCNNPredictor(hidden, classes),
         box_detections_per_img=a.detections_per_image,
         mask_roi_pool=MultiScaleRoIAlign(names, 14, a.mask_sampling_ratio),
         mask_head=MaskRCNNHeads(channels, (channels,) * a.mask_layers, 1, norm),
@@ -167,9 +158,9 @@ def read_prediction(path: str | Path) -> tuple[MaskRCNN, PredictionArchitecture]
     """Read a file that `write_prediction` wrote; anything else is an `InputError`."""
     architectures: list[PredictionArchitecture] = []
 
-    def build(fields: dict[str, Any]) -> MaskRCNN:
-        fields["classes"] = tuple(fields["classes"])
-        architectures.append(PredictionArchitecture(**fields))
+    def build(options: dict[str, Any]) -> MaskRCNN:
+        options["classes"] = tuple(options["classes"])
+        architectures.append(PredictionArchitecture(**options))
         return build_network(architectures[0])
 
     return read_network(path, PREDICTION_KIND, build, "annocoin train"), architectures[0]
@@ -241,14 +232,11 @@ def _backbone(a: PredictionArchitecture, weights: str | Path) -> nn.Module:
     """A backbone with frozen batch normalisation."""
     if a.backbone != TINY:
         layers = backbones.build_backbone(a.backbone, weights, stride_in_1x1=a.stride_in_1x1)
-    elif str(weights) in (IMAGENET, SCRATCH):
+    else:
+        check_choice("weights of the tiny backbone", str(weights), (IMAGENET, SCRATCH))
         layers = mobilenet_v2(weights=None).features
         if str(weights) == IMAGENET:  # of the boundary detector, which was trained from these
             layers.load_state_dict(backbones.boundary_network().encoder.state_dict(), strict=False)
-    else:
-        raise InputError(
-            f"backbone weights {weights}; the tiny backbone takes {IMAGENET!r} or {SCRATCH!r}"
-        )
     _freeze_batch_norm(layers)
     return layers
 

@@ -17,6 +17,8 @@ from annocoin.data.images import read_image
 from annocoin.errors import InputError
 from annocoin.types import Instances
 
+ImageSource = str | Path | Image.Image | np.ndarray
+
 SCORE = 0.05
 """Default score threshold, as in torchvision."""
 
@@ -46,14 +48,14 @@ class Predictor:
         self.net = net.eval().to(self.device)
         self.threshold = threshold
 
-    def __call__(self, images: Sequence[str | Path | Image.Image | np.ndarray]) -> list[Instances]:
+    def __call__(self, images: Sequence[ImageSource]) -> list[Instances]:
         """Instances of each image by falling score; see `read_image` for the kinds of images."""
-        if isinstance(images, str | Path | Image.Image | np.ndarray):
+        if isinstance(images, ImageSource):
             raise InputError("a single image; expected a sequence, such as [image]")
         return [self._predict(image) for image in images]
 
     @torch.inference_mode()
-    def _predict(self, image: str | Path | Image.Image | np.ndarray) -> Instances:
+    def _predict(self, image: ImageSource) -> Instances:
         """Run the network on one image: padding to a common size would change the predictions."""
         net = self.net
         net.roi_heads.score_thresh = self.threshold  # predictors may share a network

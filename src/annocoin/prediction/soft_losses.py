@@ -71,19 +71,12 @@ class LossOptions:
 
 
 class SampledRoIs(NamedTuple):
-    """The RoIs of one image in the losses.
+    """The RoIs of one image in the losses; all boxes are in pixels of the resized image."""
 
-    Args:
-        boxes: in pixels of the resized image, [N, 4].
-        matches: of the boxes.
-        targets: with boxes in the same pixels; the masks keep their resolution.
-        scale: factors from pixels of the masks to those of the boxes, [4].
-    """
-
-    boxes: Tensor
+    boxes: Tensor  # [N, 4]
     matches: MatchWeights
     targets: SoftTargets
-    scale: Tensor
+    scale: Tensor  # factors from pixels of the targets' masks to those of the boxes, [4]
 
 
 class SoftLosses(nn.Module):
