@@ -157,7 +157,7 @@ def _meet_requirements(
 def _separate_classes(
     best: Tensor, gains: Tensor, requirements: Requirements, cross_class: Tensor
 ) -> None:
-    """Move tags and crowds to their next best region if it overlaps a better one of another class.
+    """Move tags and crowds whose region overlaps a better one of another class to the next best.
 
     Otherwise one object would be an instance of two classes; if no other region is left, it is.
 

@@ -125,13 +125,16 @@ class Candidates:
         self.seed_prior: Tensor | None = None
         self.prediction_log_odds: Tensor | None = None
         count, num_classes = len(requirements.regions), len(requirements.labels)
+        if seed_prior is not None and seed_prior.shape != (count, num_classes):
+            shape = tuple(seed_prior.shape)
+            raise InputError(f"a seed prior of shape {shape}; expected {(count, num_classes)}")
+        if table is not None and table.shape != (count, num_classes + 1):
+            shape = tuple(table.shape)
+            raise InputError(f"a loss table of shape {shape}; expected {(count, num_classes + 1)}")
         if seed_prior is not None and options.seed_prior_weight:
-            _check_shape("a seed prior", seed_prior, (count, num_classes))
             self.seed_prior = options.seed_prior_weight * seed_prior
         if table is not None and options.prediction_weight:
-            _check_shape("a loss table", table, (count, num_classes + 1))
-            log_odds = table[:, :1] - table[:, 1:]
-            self.prediction_log_odds = options.prediction_weight * log_odds
+            self.prediction_log_odds = options.prediction_weight * (table[:, :1] - table[:, 1:])
         self.requirements = (
             requirements if options.terms == "U+P+H" else requirements.unconstrained()
         )
@@ -346,8 +349,3 @@ def seed_prior(requirements: Requirements, seeds: Seeds, votes: Tensor) -> Tenso
 def _add_to_classes(scores: Tensor, values: Tensor) -> Tensor:
     """Scores [K, P, J+1] with values added to all columns but the background's."""
     return torch.cat([scores[..., :1], scores[..., 1:] + values.to(scores)], dim=-1)
-
-
-def _check_shape(name: str, value: Tensor, expected: tuple[int, int]) -> None:
-    if value.shape != expected:
-        raise InputError(f"{name} of shape {tuple(value.shape)}; expected {expected}")
