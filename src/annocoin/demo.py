@@ -28,7 +28,7 @@ from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import evaluate
 from annocoin.regions.storage import RegionFolder
 from annocoin.report import overlay
-from annocoin.report.figures import picture_of_rounds
+from annocoin.report.figures import rounds_figure
 from annocoin.seeds.seed_set import SeedFolder
 from annocoin.synthetic.dataset import write_synthetic
 from annocoin.types import ImageId, Instances
@@ -91,7 +91,7 @@ def run_demo(
         print(f"  {setting.title:26s} {cells}")
     _label(out, runs["image"], data)
     _draw(test, predictions, out / "picture.jpg")
-    picture = picture_of_rounds(runs["image"].path, load_weak(data, "image", split="train"))
+    picture = rounds_figure(runs["image"].path, load_weak(data, "image", split="train"))
     overlay.save(picture, out / "rounds.jpg")
     seconds = time.monotonic() - started
     content = {"command": COMMAND, **summary, "seconds": seconds, "images": images, "seed": seed}
@@ -188,7 +188,7 @@ def _draw(
         panels = {name: i[i.scores >= MIN_SHOWN_SCORE] for name, i in panels.items()}
         panels["truth"] = test.truth(image.image_id)
         for name, instances in panels.items():
-            picture = overlay.draw(pixels, instances.annotation(), test.classes, scale=1.5)
-            overlay.caption(picture, name, 2, picture.shape[0], 0.4)
+            annotation = instances.annotation()
+            picture = overlay.draw(pixels, annotation, test.classes, scale=1.5, caption=name)
             pictures.append(picture)
     overlay.save(overlay.sheet(pictures, 2 * (len(SETTINGS) + 1)), path)

@@ -44,15 +44,15 @@ def regions_figure(
     image: Picture, analysis: Analysis, regions: RegionSet, *, best: int = 12
 ) -> Picture:
     """Panels: the image, its boundaries, contours and superpixels, then the best regions."""
-    height, width = _scaled_size(image, REGION_SIDE / max(image.shape[:2]))
-    small = _resize(image, (height, width))
-    ids = resize_superpixels(regions.superpixels, (height, width)).numpy()
-    graph = analysis.graph
+    blank = Annotation((image.shape[0], image.shape[1]))
+    small = draw(image, blank, (), scale=REGION_SIDE / max(image.shape[:2]))
+    size, graph = small.shape[:2], analysis.graph
+    ids = resize_superpixels(regions.superpixels, size).numpy()
     contour_map = contours(analysis.trees[0], graph.ids, graph.elements)
     panels = {
         "image": small,
-        "boundaries": _resize(_grey(analysis.edges), (height, width)),
-        "hierarchy (contours)": _resize(_grey(contour_map), (height, width)),
+        "boundaries": _grey(analysis.edges, size),
+        "hierarchy (contours)": _grey(contour_map, size),
         f"{regions.membership.shape[1]} superpixels": _mean_colours(small, ids),
     }
     dark = (small * 0.6).astype(np.uint8)
@@ -88,7 +88,7 @@ def seeds_figure(
         _draw_cross(peaks, seeds.points[i] * scale, colour(int(seeds.labels[i])))
     panels = [peaks]
     for i in order[:max_responses]:
-        panel = _heat_map(image, seeds[i].responses_in_image()[0].numpy(), scale)
+        panel = _heat_map(image, seeds[i].responses_in_image()[0].numpy(), peaks.shape[:2])
         _draw_cross(panel, seeds.points[i] * scale, (255, 255, 255))
         name = classes[int(seeds.labels[i]) - 1]
         draw_text(panel, f"{name} {float(seeds.scores[i].sigmoid()):.2f}", 2, 2, 0.45)
@@ -174,19 +174,11 @@ def _with_scores(instances: Instances, scores: Tensor | None = None) -> Instance
     )
 
 
-def _scaled_size(image: Picture, scale: float) -> tuple[int, int]:
-    return max(1, round(image.shape[0] * scale)), max(1, round(image.shape[1] * scale))
-
-
-def _resize(picture: Picture, size: tuple[int, int]) -> Picture:
-    method = cv2.INTER_AREA if size[0] < picture.shape[0] else cv2.INTER_NEAREST
-    return np.array(cv2.resize(picture, size[::-1], interpolation=method), dtype=np.uint8)
-
-
-def _grey(values: npt.NDArray[np.floating]) -> Picture:
+def _grey(values: npt.NDArray[np.floating], size: Sequence[int]) -> Picture:
     """Values in 0..1 as dark lines on white."""
     grey = (255 * (1 - np.clip(values, 0, 1))).astype(np.uint8)
-    return np.repeat(grey[:, :, None], 3, axis=2)
+    resized = cv2.resize(grey, (size[1], size[0]), interpolation=cv2.INTER_AREA)
+    return np.repeat(resized[:, :, None], 3, axis=2)
 
 
 def _mean_colours(image: Picture, ids: npt.NDArray[np.int32]) -> Picture:
@@ -202,9 +194,9 @@ def _draw_cross(picture: Picture, point: Tensor, shade: Colour) -> None:
     cv2.drawMarker(picture, (x, y), shade, cv2.MARKER_CROSS, 13, 2)
 
 
-def _heat_map(image: Picture, response: npt.NDArray[np.float32], scale: float) -> Picture:
+def _heat_map(image: Picture, response: npt.NDArray[np.float32], size: Sequence[int]) -> Picture:
     """The grey image under the square root of a response, for the range is large."""
-    height, width = _scaled_size(image, scale)
+    height, width = size
     grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     grey = cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA)
     alpha = np.sqrt(response / max(float(response.max()), 1e-12)).astype(np.float32)
