@@ -1,6 +1,6 @@
 """Start-up time of the command line, relative to importing the libraries that it is built on.
 
-    python benchmarks/startup.py [--repeats 15] [--json FILE]
+    python benchmarks/startup.py [--repeats 30] [--json FILE]
 
 Prints, for each command, the best wall-clock time of some runs, and its ratio to
 `python -c "import typer, rich"`. The runs are interleaved, so that a busy machine slows all alike.
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     best = {name: float("inf") for name in COMMANDS}

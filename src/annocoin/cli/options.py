@@ -91,12 +91,7 @@ class DatasetSource:
         self, path: Path, split: str | None, kind: str | None, images: Path | None, skip_bad: bool
     ) -> None:
         self.path, self.problems = path, Problems(skip_bad)
-        self.reading: Any = {
-            "split": split,
-            "kind": kind,
-            "images": images,
-            "problems": self.problems,
-        }
+        self.reading: Any = dict(split=split, kind=kind, images=images, problems=self.problems)
 
     def labelled(self) -> "LabelledImages":
         return annocoin.load_labelled(self.path, **self.reading)
