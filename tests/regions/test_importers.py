@@ -12,7 +12,7 @@ import torch
 from annocoin import masks as rle
 from annocoin.data.dataset import LabelledImage, LabelledImages
 from annocoin.errors import InputError
-from annocoin.regions.importers import ProposalSource, open_proposals, read_mat
+from annocoin.regions.importers import ProposalSource, read_mat
 from annocoin.types import Annotation
 
 IDS = np.array([[5, 5, 7, 7], [5, 9, 9, 7], [9, 9, 9, 7]], dtype=np.uint16)
@@ -128,7 +128,7 @@ def image(image_id: str | int = "a", name: str = "a.jpg") -> LabelledImage:
 
 
 def opened(text: str, *images: LabelledImage) -> ProposalSource:
-    return open_proposals(text, LabelledImages.of(["cat"], images or (image(),)))
+    return ProposalSource(text, LabelledImages.of(["cat"], images or (image(),)))
 
 
 def entries(**more: Any) -> list[dict[str, Any]]:

@@ -36,19 +36,14 @@ def exact_dtype(total: int, device: torch.device) -> torch.dtype:
     return torch.float64
 
 
-def intersections(membership: Tensor, areas: Tensor, other: Tensor | None = None) -> Tensor:
-    """Pixels in common, [P, Q], of the regions of M [P, S] and those of `other` [Q, S] (default M).
-
-    Args:
-        areas: pixels of each superpixel, [S]; the sums are exact.
-    """
+def intersections(membership: Tensor, areas: Tensor) -> Tensor:
+    """Pixels in common of all pairs of regions, [P, P], exact; `areas` [S] are of superpixels."""
     dtype = exact_dtype(int(areas.sum()), areas.device)
-    second = membership if other is None else other
     with full_precision(areas.device):
-        return (membership * areas.to(dtype)) @ second.to(dtype).T
+        return (membership * areas.to(dtype)) @ membership.to(dtype).T
 
 
-def iou(intersection: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def iou_of_intersections(intersection: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Intersection over union [P, Q], float32, from intersections [P, Q] and areas [P] and [Q]."""
     union = first[:, None] + second[None, :] - intersection
     return (intersection / union.clamp(min=1)).float()
@@ -85,22 +80,18 @@ def separating_sum(membership: Tensor, elements: Tensor, values: Tensor) -> Tens
     Args:
         elements: adjacent superpixels a < b, int64 [E, 2].
     """
+    outline = _outline_sum(membership, elements, values)
     forward, backward = _crossings(membership, elements)
-    outer = _sum_by_outer_side(forward, backward, elements, values, membership.shape[1])
     ones = torch.ones_like(values)
     with full_precision(values.device):
-        outline = outer @ membership.to(values.dtype).T
         shared = torch.sparse.mm(_sparse(forward, values).t(), _sparse(backward, ones)).to_dense()
     return outline + outline.T - (shared + shared.T)
 
 
 def touching(membership: Tensor, elements: Tensor) -> Tensor:
     """Whether region u's outline has region v on its outer side, or the reverse: bool [P, P]."""
-    forward, backward = _crossings(membership, elements)
     ones = torch.ones(len(elements), device=membership.device)
-    outer = _sum_by_outer_side(forward, backward, elements, ones, membership.shape[1])
-    with full_precision(ones.device):
-        adjacent = outer @ membership.to(ones.dtype).T > 0
+    adjacent = _outline_sum(membership, elements, ones) > 0
     return adjacent | adjacent.T
 
 
@@ -147,15 +138,16 @@ def _crossings(membership: Tensor, elements: Tensor) -> tuple[Tensor, Tensor]:
     return first & ~second, second & ~first
 
 
-def _sum_by_outer_side(
-    forward: Tensor, backward: Tensor, elements: Tensor, values: Tensor, count: int
-) -> Tensor:
-    """The sum of values over each region's outline, by the superpixel on the outer side: [P, S]."""
-    out, back = forward.nonzero(), backward.nonzero()
-    element, region = torch.cat([out, back]).T
-    outer = torch.cat([elements[out[:, 0], 1], elements[back[:, 0], 0]])
-    sums = values.new_zeros(forward.shape[1] * count)
-    return sums.index_add_(0, region * count + outer, values[element]).view(-1, count)
+def _outline_sum(membership: Tensor, elements: Tensor, values: Tensor) -> Tensor:
+    """The sum of values over region u's outline where its outer side lies in region v: [P, P]."""
+    regions, count = membership.shape
+    forward, backward = (crossing.nonzero() for crossing in _crossings(membership, elements))
+    element, region = torch.cat([forward, backward]).T
+    outer = torch.cat([elements[forward[:, 0], 1], elements[backward[:, 0], 0]])
+    by_superpixel = values.new_zeros(regions * count)
+    by_superpixel.index_add_(0, region * count + outer, values[element])
+    with full_precision(values.device):
+        return by_superpixel.view(regions, count) @ membership.to(values.dtype).T
 
 
 def _sparse(pattern: Tensor, values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,59 +56,45 @@ class ImageProposals:
         return _by_score(rles, np.asarray(scores), size, edges)
 
 
-class ProposalSource(Protocol):
-    """Proposals of a dataset, by image."""
+class ProposalSource:
+    """The proposals of a dataset, by image.
 
-    def find(self, image: LabelledImage) -> ImageProposals: ...
+    A folder has one file per image: MCG or COB (.mat), or a list of masks as SAM writes it (.json).
+    Files have the names and subfolders of the images; if the names alone are unique, the files may
+    also lie directly in the folder. A JSON file of all images is a list
+    ``[{"image_id", "segmentation", "score"}, ...]``.
 
-
-def open_proposals(source: str, images: LabelledImages) -> ProposalSource:
-    """Open "mcg:DIR" or "coco:FILE" for the images of a dataset; for COCO, DIR is possible too."""
-    kind, _, name = source.partition(":")
-    path = Path(name)
-    if kind not in ("mcg", "coco") or not name:
-        raise InputError(f"--from {source}; expected mcg:DIR or coco:FILE")
-    if not path.exists():
-        raise InputError(f"{path}: no such file or folder")
-    if kind == "mcg" and not path.is_dir():
-        raise InputError(f"{path}: not a folder; expected one with a .mat file for each image")
-    if path.is_dir():
-        return _Folder(path, ".mat" if kind == "mcg" else ".json", images)
-    return _JsonFile(path)
-
-
-class _Folder:
-    """One file per image: MCG or COB (.mat), or a list of masks as SAM writes it (.json).
-
-    Files have the names and subfolders of the images. If the names alone are unique, the files may
-    also lie directly in the folder.
+    Args:
+        source: "mcg:DIR", "coco:FILE" or "coco:DIR".
+        images: the dataset.
     """
 
-    def __init__(self, folder: Path, suffix: str, images: LabelledImages) -> None:
-        self.folder, self.suffix = folder, suffix
-        names = [Path(image.file_name).stem for image in images]
-        self.flat = len(set(names)) == len(names)
-
-    def find(self, image: LabelledImage) -> ImageProposals:
-        path = safe_join(self.folder, image.file_name, str(self.folder)).with_suffix(self.suffix)
-        if self.flat and not path.is_file():
-            path = self.folder / path.name
-        if not path.is_file():
-            raise InputError(f"{path}: no such file")
-        return ImageProposals(path)
-
-
-class _JsonFile:
-    """One file for all images: ``[{"image_id", "segmentation", "score"}, ...]``."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, source: str, images: LabelledImages) -> None:
+        kind, _, name = source.partition(":")
+        self.path = Path(name)
+        if kind not in ("mcg", "coco") or not name:
+            raise InputError(f"--from {source}; expected mcg:DIR or coco:FILE")
+        if not self.path.exists():
+            raise InputError(f"{name}: no such file or folder")
+        if kind == "mcg" and not self.path.is_dir():
+            raise InputError(f"{name}: not a folder; expected one with a .mat file for each image")
+        self.suffix = ".mat" if kind == "mcg" else ".json"
+        stems = [Path(image.file_name).stem for image in images]
+        self.flat = len(set(stems)) == len(stems)
         self.entries: dict[str, Entries] = {}
-        for where, entry in _json_entries(path):
+        for where, entry in _json_entries(self.path) if self.path.is_file() else ():
             image_id = field(entry, "image_id", object, where)
             self.entries.setdefault(str(image_id), []).append((where, entry))
 
     def find(self, image: LabelledImage) -> ImageProposals:
+        """The proposals of an image, which must have some."""
+        if self.path.is_dir():
+            path = safe_join(self.path, image.file_name, str(self.path)).with_suffix(self.suffix)
+            if self.flat and not path.is_file():
+                path = self.path / path.name
+            if not path.is_file():
+                raise InputError(f"{path}: no such file")
+            return ImageProposals(path)
         if str(image.image_id) not in self.entries:
             raise InputError(
                 f"{self.path}: no masks for the image {image.image_id!r}; "

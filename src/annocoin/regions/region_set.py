@@ -151,7 +151,7 @@ class RegionSet:
 
     def iou(self) -> Tensor:
         """Intersection over union of all pairs, float32 [P, P]."""
-        return algebra.iou(self.intersections(), self.areas, self.areas)
+        return algebra.iou_of_intersections(self.intersections(), self.areas, self.areas)
 
     def containment(self) -> Tensor:
         """The fraction of region u that lies in region v, float32 [P, P].
@@ -167,7 +167,7 @@ class RegionSet:
         dtype = algebra.exact_dtype(self.superpixels.numel(), self.device)
         dense = (masks != 0).to(self.device, dtype)
         common = algebra.pool(self.membership, self.superpixels, dense)
-        return algebra.iou(common, self.areas, dense.sum(dim=(1, 2)))
+        return algebra.iou_of_intersections(common, self.areas, dense.sum(dim=(1, 2)))
 
     def contains(self, points: Tensor | npt.ArrayLike) -> Tensor:
         """Whether a region contains the pixel under a point: x, y [N, 2] to bool [P, N].

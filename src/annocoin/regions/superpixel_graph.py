@@ -106,12 +106,10 @@ class BoundaryElements:
 
         Each pixel side counts the greater value of its two pixels.
         """
-        return self._sum_sides(edges.ravel()[self.side_pixels].max(axis=1))
+        values = edges.ravel()[self.side_pixels].max(axis=1)
+        return np.bincount(self.side_elements, values, len(self.pairs)).astype(np.float64)
 
     def line_integral(self, values: Map) -> npt.NDArray[np.float64]:
         """Values [H, W] summed along each element, [E]: at each side the mean of its two pixels."""
-        return self._sum_sides(values.ravel()[self.side_pixels].mean(axis=1))
-
-    def _sum_sides(self, values: Map) -> npt.NDArray[np.float64]:
-        sums = np.bincount(self.side_elements, values, minlength=len(self.pairs))
-        return sums.astype(np.float64)
+        values = values.ravel()[self.side_pixels].mean(axis=1)
+        return np.bincount(self.side_elements, values, len(self.pairs)).astype(np.float64)

@@ -1,7 +1,7 @@
 """Creatures of six species: body traits, posed shapes, and their colours on a background."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
@@ -32,8 +32,8 @@ HUE_SPREAD = 50.0  # degrees, standard deviation around the species' hue
 
 
 @dataclass(frozen=True)
-class Species:
-    """One class: its emblem and its typical body."""
+class Traits:
+    """Emblem and body: the typical ones of a species, which is a class, or those of a creature."""
 
     name: str
     emblem: str
@@ -45,31 +45,21 @@ class Species:
 
 
 SPECIES = (
-    Species("ringtail", "ring", 75.0, "mammal", "mottle", 5.0, 65.0),
-    Species("crossbill", "cross", 25.0, "bird", "streaks", 8.0, 25.0),
-    Species("starfish", "star", 95.0, "star", "spots", 7.0, 330.0),
-    Species("zebra", "bars", 250.0, "horse", "stripes", 6.0, 105.0),
-    Species("checkerspot", "checker", 55.0, "butterfly", "plain", 4.0, 160.0),
-    Species("moonfish", "crescent", 205.0, "fish", "scales", 9.0, 240.0),
+    Traits("ringtail", "ring", 75.0, "mammal", "mottle", 5.0, 65.0),
+    Traits("crossbill", "cross", 25.0, "bird", "streaks", 8.0, 25.0),
+    Traits("starfish", "star", 95.0, "star", "spots", 7.0, 330.0),
+    Traits("zebra", "bars", 250.0, "horse", "stripes", 6.0, 105.0),
+    Traits("checkerspot", "checker", 55.0, "butterfly", "plain", 4.0, 160.0),
+    Traits("moonfish", "crescent", 205.0, "fish", "scales", 9.0, 240.0),
 )
 CLASSES: tuple[str, ...] = tuple(species.name for species in SPECIES)
-
-
-@dataclass(frozen=True)
-class Traits:
-    """The random traits of one creature."""
-
-    label: int  # 1-based class
-    plan: str
-    texture: str
-    frequency: float
-    hue: float
 
 
 @dataclass(frozen=True)
 class Sprite:
     """A posed creature on a grid of its own, a little larger than its outline."""
 
+    label: int  # 1-based class
     traits: Traits
     body: Array  # [h, w] coverage in [0, 1]
     part: Array  # [h, w] coverage of the emblem, within the body
@@ -105,8 +95,8 @@ def pose_creature(rng: Rng, label: int, diameter: float) -> Sprite:
         cols - body.shape[1] // 2,
         rows - body.shape[0] // 2,
     )
-    part, figure = _draw_emblem(rng, outline, SPECIES[label - 1].emblem, to_pixels, body)
-    return Sprite(traits, body, part, figure, u, v, diameter)
+    part, figure = _draw_emblem(rng, outline, traits.emblem, to_pixels, body)
+    return Sprite(label, traits, body, part, figure, u, v, diameter)
 
 
 def draw_traits(rng: Rng, label: int) -> Traits:
@@ -114,8 +104,8 @@ def draw_traits(rng: Rng, label: int) -> Traits:
     species = SPECIES[label - 1]
     random_plan = SPECIES[rng.integers(len(SPECIES))].plan
     random_texture = SPECIES[rng.integers(len(SPECIES))].texture
-    return Traits(
-        label=label,
+    return replace(
+        species,
         plan=species.plan if rng.random() < TYPICAL_PLAN else random_plan,
         texture=species.texture if rng.random() < TYPICAL_TEXTURE else random_texture,
         frequency=float(np.clip(rng.normal(species.frequency, 2.0), 3.0, 11.0)),
@@ -182,7 +172,7 @@ def _fade(rng: Rng, sprite: Sprite, rim: Array, colour: Array, ground: Array) ->
 
 def _paint_emblem(rng: Rng, sprite: Sprite, colour: Array) -> Array:
     """Paint the emblem: a light figure on a dark disc."""
-    hue = SPECIES[sprite.traits.label - 1].emblem_hue + rng.normal(0, 20)
+    hue = sprite.traits.emblem_hue + rng.normal(0, 20)
     light = lch(rng.uniform(86, 94), rng.uniform(8, 28), hue)
     dark = lch(rng.uniform(16, 28), rng.uniform(8, 24), hue + rng.normal(0, 25))
     disc = dark + sprite.figure[..., None] * (light - dark)

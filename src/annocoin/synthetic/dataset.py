@@ -102,7 +102,7 @@ def render_scene(seed: int, index: int, size: tuple[int, int] = (128, 128)) -> S
     canvas = paint_backdrop(rng, size)
     for creature in placed:
         _paint(rng, canvas, creature)
-    labels = tuple(creature.sprite.traits.label for creature in placed)
+    labels = tuple(creature.sprite.label for creature in placed)
     return Scene(_photograph(rng, canvas), ids, parts, labels)
 
 
@@ -148,7 +148,7 @@ def place_creatures(rng: Rng, size: tuple[int, int]) -> tuple[list[Placed], Byte
 
 def _label(rng: Rng, placed: list[Placed]) -> int:
     if placed and rng.random() < SAME_CLASS:
-        return placed[rng.integers(len(placed))].sprite.traits.label
+        return placed[rng.integers(len(placed))].sprite.label
     return int(rng.integers(len(SPECIES))) + 1
 
 

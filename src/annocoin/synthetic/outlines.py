@@ -101,7 +101,7 @@ def fill_polygons(
 
 def _mammal(rng: Rng) -> Plan:
     lift, swing = rng.uniform(0.1, 0.7), rng.uniform(-0.35, 0.35)
-    polygons = [
+    return [
         ellipse(-0.05, 0.0, 0.62, rng.uniform(0.34, 0.44), power=2.3),
         ellipse(0.58, 0.25, 0.32, 0.29),
         limb((0.45, 0.42), (0.4, 0.72), (0.12, 0.05)),
@@ -109,20 +109,18 @@ def _mammal(rng: Rng) -> Plan:
         limb((-0.5, 0.05), (-1.15, lift), (0.14, 0.11), swing),
         limb((0.3, -0.2), (0.38 + 0.2 * swing, -0.68), (0.13, 0.09)),
         limb((-0.38, -0.2), (-0.42 - 0.3 * swing, -0.68), (0.15, 0.09)),
-    ]
-    return polygons, (0.58, 0.24)
+    ], (0.58, 0.24)
 
 
 def _bird(rng: Rng) -> Plan:
     wing = rng.uniform(-0.5, 0.3)
-    polygons = [
+    return [
         ellipse(0.0, 0.0, 0.58, rng.uniform(0.34, 0.42), tilt=0.25),
         ellipse(0.5, 0.3, 0.29, 0.28),
         limb((0.65, 0.3), (1.1, 0.2), (0.15, 0.02), 0.12),
         limb((-0.35, -0.05), (-1.1, rng.uniform(-0.4, 0.0)), (0.17, 0.24)),
         limb((0.08, 0.12), (wing, 0.92), (0.27, 0.07), rng.uniform(-0.3, 0.3)),
-    ]
-    return polygons, (0.48, 0.28)
+    ], (0.48, 0.28)
 
 
 def _star(rng: Rng) -> Plan:
@@ -161,14 +159,13 @@ def _butterfly(rng: Rng) -> Plan:
 
 def _fish(rng: Rng) -> Plan:
     fork, sail = rng.uniform(0.3, 0.5), rng.uniform(0.6, 0.85)
-    polygons = [
+    return [
         ellipse(0.12, 0.0, 0.74, rng.uniform(0.36, 0.52), power=1.9),
         limb((-0.45, 0.0), (-1.05, fork), (0.15, 0.1), 0.15),
         limb((-0.45, 0.0), (-1.05, -fork), (0.15, 0.1), -0.15),
         limb((0.2, 0.25), (-0.25, sail), (0.26, 0.04), -0.15),
         limb((0.15, -0.25), (-0.2, -0.9 * sail), (0.2, 0.04), 0.15),
-    ]
-    return polygons, (0.48, 0.02)
+    ], (0.48, 0.02)
 
 
 PLANS: dict[str, Callable[[Rng], Plan]] = {
