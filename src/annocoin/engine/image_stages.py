@@ -1,17 +1,17 @@
-"""Stages that go image by image, on all cores and ranks, resumable; among them regions and seeds."""
+"""Stages that go image by image, on all cores and ranks, resumable; regions and seeds."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from annocoin.data.artefacts import ArtefactFolder
+from annocoin.data.artefacts import LOCK, ArtefactFolder
 from annocoin.data.dataset import LabelledImage, LabelledImages, WeakDataset, WeakImage
 from annocoin.data.images import read_image
 from annocoin.engine.classifier_training import provenance, tag_map, train_classifier
@@ -19,12 +19,12 @@ from annocoin.engine.config import ClassifierOptions
 from annocoin.engine.distribution import ProcessGroup, worker_processes
 from annocoin.engine.metrics import FileLogger
 from annocoin.engine.parallel import BadItem, work_through
-from annocoin.engine.precomputed import CLASSIFIER_FILE, file_digest
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError, Problems, brief, one_line
+from annocoin.files import exclusive_lock, file_digest
 from annocoin.network_files import check_provenance
 from annocoin.regions.boundaries import BoundaryDetector
-from annocoin.regions.importers import ImageProposals, open_proposals
+from annocoin.regions.importers import ImageProposals, ProposalSource
 from annocoin.regions.proposals import DEFAULT_LIMIT, RegionOptions, RegionProposer
 from annocoin.regions.region_set import RegionSet
 from annocoin.regions.storage import RegionFolder, regions_are_current, write_regions
@@ -33,6 +33,7 @@ from annocoin.seeds.seed_set import SeedFolder, Seeds, seeds_are_current, write_
 from annocoin.seeds.seeder import SEED_SCALE, Seeder, SeedOptions
 from annocoin.types import Annotation, ImageId
 
+CLASSIFIER_FILE = "classifier.safetensors"
 CHECKPOINT = "classifier.checkpoint.pt"
 METRICS = "classifier.jsonl"
 
@@ -124,7 +125,7 @@ def make_regions(
     if options.source is not None:
         if isinstance(dataset, WeakDataset):
             raise InputError("regions of other programs are imported with `annocoin regions`")
-        source = open_proposals(options.source, dataset)
+        source = ProposalSource(options.source, dataset)
         for image in dataset:
             with execution.problems.caught():
                 imported[image.image_id] = source.find(image)
@@ -151,31 +152,39 @@ def make_classifier(
     options: ClassifierOptions,
     *,
     seed: int = 0,
-    trainer: Trainer | None = None,
     validation: WeakDataset | None = None,
+    execution: Execution | None = None,
+    trainer: Trainer | None = None,
 ) -> dict[str, float]:
     """Train a classifier and write it to `out`, unless it is there; gives its tag mAP.
 
     Args:
-        trainer: default one in this process with checkpoint and metrics in `out`.
         validation: images on which the tag mAP is measured as well.
+        trainer: default one with checkpoint and metrics in `out`, which is locked.
     """
     file, metadata = out / CLASSIFIER_FILE, provenance(options, dataset, seed)
-    trainer = trainer or Trainer(
-        checkpoint=out / CHECKPOINT, logger=FileLogger(out / METRICS), problems=Problems()
-    )
     if file.is_file():
         check_provenance(file, metadata)
-        check_classes(file, dataset.classes)
         return {}
-    net = train_classifier(dataset, options, seed=seed, trainer=trainer)
-    figures = {}
-    if trainer.group is None or trainer.group.is_main:
-        figures["tag_map"] = tag_map(net, dataset, trainer.problems)
-        if validation is not None:
-            figures["validation_tag_map"] = tag_map(net, validation, trainer.problems)
-        write_classifier(file, net, metadata)
-        (out / CHECKPOINT).unlink(missing_ok=True)
+    execution = execution or Execution()
+    lock: AbstractContextManager[None] = nullcontext()
+    if trainer is None:
+        lock = exclusive_lock(out / LOCK)
+        trainer = Trainer(
+            execution.group,
+            checkpoint=out / CHECKPOINT,
+            logger=FileLogger(out / METRICS),
+            problems=execution.problems,
+        )
+    with lock:
+        net = train_classifier(dataset, options, seed=seed, trainer=trainer)
+        figures = {}
+        if trainer.group is None or trainer.group.is_main:
+            figures["tag_map"] = tag_map(net, dataset, trainer.problems)
+            if validation is not None:
+                figures["validation_tag_map"] = tag_map(net, validation, trainer.problems)
+            write_classifier(file, net, metadata)
+            (out / CHECKPOINT).unlink(missing_ok=True)
     return figures
 
 
