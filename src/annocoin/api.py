@@ -28,14 +28,14 @@ from annocoin.engine.config import Config
 from annocoin.engine.distribution import AUTO, ProcessGroup, open_device, single_process
 from annocoin.engine.image_stages import Execution, make_regions, make_seeds
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
-from annocoin.engine.precomputed import Precomputed, dataset_digest, file_digest
+from annocoin.engine.preflight import Precomputed
 from annocoin.engine.presets import configure
 from annocoin.engine.pseudo_labels import PseudoLabelFolder
 from annocoin.engine.rounds import Measurement, train_run
 from annocoin.engine.run_directory import LOCK, METHOD_VERSION, RESULT, Log, check_format, is_run
 from annocoin.errors import InputError, Problems, brief
 from annocoin.evaluation.evaluator import THRESHOLDS, evaluate
-from annocoin.files import read_json
+from annocoin.files import file_digest, read_json
 from annocoin.prediction.networks import read_prediction
 from annocoin.prediction.predictor import SCORE, Predictor
 from annocoin.progress import track
@@ -98,7 +98,7 @@ class TrainedRun:
     def precomputed_for(self, dataset: WeakDataset) -> Precomputed:
         """Its regions and seeds, if it was trained on this dataset."""
         folders = self._result["folders"]
-        if self._result["dataset"] != dataset_digest(dataset) or "seeds" not in folders:
+        if self._result["dataset"] != dataset.digest() or "seeds" not in folders:
             return Precomputed()
         regions, seeds = self.path / folders["regions"], self.path / folders["seeds"]
         for folder in (regions, seeds):
@@ -294,7 +294,7 @@ def _pseudo_labels(
     if precomputed.seeds is None and classifier is None:
         raise InputError(f"{run.path}: was trained with given seeds; pass --classifier FILE")
     digests = [path and file_digest(path) for path in (run.network("prediction"), conditional)]
-    content: list[Any] = [METHOD_VERSION, dataset_digest(dataset), precomputed.digests(), *digests]
+    content: list[Any] = [METHOD_VERSION, dataset.digest(), *precomputed.digests(), *digests]
     content += [config.to_json(), classifier and file_digest(classifier)]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
     folder = run.path / LABELLING / key

@@ -20,9 +20,9 @@ from annocoin.data.conversion import Format, write_dataset
 from annocoin.data.dataset import EvaluationDataset, Supervision
 from annocoin.data.images import read_image
 from annocoin.data.loading import load_evaluation, load_weak
-from annocoin.engine.image_stages import make_classifier, make_regions, make_seeds
+from annocoin.engine.image_stages import CLASSIFIER_FILE, make_classifier, make_regions, make_seeds
 from annocoin.engine.parallel import cores, work_through
-from annocoin.engine.precomputed import CLASSIFIER_FILE, Precomputed
+from annocoin.engine.preflight import Precomputed
 from annocoin.engine.presets import configure
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import evaluate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -127,3 +128,8 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 digest of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -64,5 +64,20 @@ def read_network(
     return net.eval()
 
 
+def check_provenance(path: Path, expected: Mapping[str, Any]) -> None:
+    """Raise unless the provenance of a file has these values."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            provenance = json.loads((file.metadata() or {})[PROVENANCE])
+    except Exception as error:  # the content of a wrong file can fail at any step
+        raise InputError(f"{path}: damaged ({brief(str(error))}); delete it") from None
+    for name, value in expected.items():
+        if provenance.get(name) != value:
+            raise InputError(
+                f"{path}: trained with {name} {provenance.get(name)}, now it is {value}; "
+                "use the same options or another --out, or delete it"
+            )
+
+
 def _key(kind: str) -> str:
     return f"annocoin {kind}"

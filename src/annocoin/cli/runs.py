@@ -16,7 +16,7 @@ from annocoin.errors import InputError, Problems
 
 if TYPE_CHECKING:
     from annocoin.data.conversion import Format
-    from annocoin.engine.precomputed import Precomputed
+    from annocoin.engine.preflight import Precomputed
 
 LABEL_FORMATS = ("coco", "voc", "yolo", "labelme")
 LOW_CONFIDENCE = 0.5
@@ -196,7 +196,7 @@ def _check_new(out: Path) -> None:
 def _precomputed(
     regions: Path | None, seeds: Path | None, classifier: Path | None
 ) -> "Precomputed":
-    from annocoin.engine.precomputed import Precomputed
+    from annocoin.engine.preflight import Precomputed
     from annocoin.regions.storage import RegionFolder
     from annocoin.seeds.seed_set import SeedFolder
 

@@ -1,7 +1,6 @@
 """Commands for single stages: `annocoin regions` and `annocoin seeds`."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -14,9 +13,7 @@ from annocoin.cli.options import DatasetSource, choice, option
 from annocoin.errors import InputError, Problems
 
 if TYPE_CHECKING:
-    from annocoin.data.dataset import WeakDataset, WeakImage
-    from annocoin.engine.config import ClassifierOptions
-    from annocoin.engine.image_stages import Execution
+    from annocoin.data.dataset import WeakImage
     from annocoin.regions.boundaries import DetectorKind
     from annocoin.regions.storage import RegionFolder
     from annocoin.seeds.back_propagation import RuleName
@@ -163,8 +160,13 @@ def make_seeds_command(
     `make` is optional. After an interruption the same command continues.
     """
     from annocoin.engine.distribution import open_device, single_process
-    from annocoin.engine.image_stages import Execution, make_seeds, with_regions
-    from annocoin.engine.precomputed import CLASSIFIER_FILE
+    from annocoin.engine.image_stages import (
+        CLASSIFIER_FILE,
+        Execution,
+        make_classifier,
+        make_seeds,
+        with_regions,
+    )
     from annocoin.engine.presets import classifier_options
     from annocoin.progress import track
     from annocoin.regions.storage import RegionFolder
@@ -187,7 +189,11 @@ def make_seeds_command(
             source.reading["split"] = validation_split
             validation = source.weak("image")
         usable = with_regions(weak, region_folder, problems)
-        _train_classifier(usable, out, network, seed or 0, validation, execution)
+        figures = make_classifier(
+            usable, out, network, seed=seed or 0, validation=validation, execution=execution
+        )
+        for name, value in figures.items():
+            print(f"classifier: {name.replace('_', ' ')} {100 * value:.1f} %", flush=True)
     elif training or backbone or validation_split or seed is not None:
         raise InputError("--classifier is trained already; leave out the options of training")
     classifier = classifier or out / CLASSIFIER_FILE
@@ -244,36 +250,6 @@ def show_seeds_command(
     overlay.save(overlay.sheet(rows, 1), out)
     print(f"{out}: {len(rows)} images")
     options.print_skipped(problems)
-
-
-def _train_classifier(
-    dataset: "WeakDataset",
-    out: Path,
-    network: "ClassifierOptions",
-    seed: int,
-    validation: "WeakDataset | None",
-    execution: "Execution",
-) -> None:
-    """Train the classifier of a folder of seeds, or check that the one in it is the same."""
-    from annocoin.engine import image_stages
-    from annocoin.engine.metrics import FileLogger
-    from annocoin.engine.precomputed import CLASSIFIER_FILE
-    from annocoin.engine.trainer import Trainer
-    from annocoin.seeds.seed_set import SeedFolder
-
-    checkpoint, logger = out / image_stages.CHECKPOINT, FileLogger(out / image_stages.METRICS)
-    trainer = Trainer(
-        execution.group, checkpoint=checkpoint, logger=logger, problems=execution.problems
-    )
-    trained = (out / CLASSIFIER_FILE).is_file()
-    # An index without images locks the folder, and refuses seeds of another classifier.
-    with nullcontext() if trained else SeedFolder.writing(out, {"classifier": None}, []):
-        metrics = image_stages.make_classifier(
-            dataset, out, network, seed=seed, trainer=trainer, validation=validation
-        )
-    for name, value in metrics.items():
-        where = "in validation" if name == "validation_tag_map" else "in training"
-        print(f"classifier: tag mAP {100 * value:.1f} % {where}", flush=True)
 
 
 def _retrieve(

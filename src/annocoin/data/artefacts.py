@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import zipfile
 from abc import abstractmethod
@@ -33,11 +34,13 @@ Fields = Mapping[str, tuple[tuple[int | None, ...], tuple[str, ...]]]
 class ArtefactFolder(Mapping[ImageId, T]):
     """The files of a folder by image id, read on access.
 
-    A subclass names the folder's index file and the command that writes such folders.
+    A subclass names the folder's index file, the command that writes such folders, and files that
+    may be there before.
     """
 
     index_name: ClassVar[str]
     command: ClassVar[str]
+    companions: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -74,6 +77,12 @@ class ArtefactFolder(Mapping[ImageId, T]):
     def __len__(self) -> int:
         return len(self.files)
 
+    def digest(self) -> dict[str, Any]:
+        """The provenance of the folder, and a digest of its files by name and size."""
+        sizes = [(i, self.name(i), path.stat().st_size) for i, path in self.files.items()]
+        files = hashlib.sha256(repr(sizes).encode()).hexdigest()
+        return {"provenance": self.provenance, "files": files}
+
     def name(self, image_id: ImageId) -> str:
         """The path of an image's file in the folder, with "/" as separator."""
         return self.files[image_id].relative_to(self.path).as_posix()
@@ -109,7 +118,8 @@ class ArtefactFolder(Mapping[ImageId, T]):
     @classmethod
     def _may_write(cls, folder: Path) -> bool:
         names = {path.name for path in folder.iterdir()}
-        return cls.index_name in names or all(name.startswith(".") for name in names)
+        visible = {name for name in names if not name.startswith(".")}
+        return cls.index_name in visible or visible <= cls.companions
 
     @classmethod
     def _write_index(

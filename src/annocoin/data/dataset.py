@@ -7,6 +7,7 @@ which holds only the masks that a user gave as labels (supervision "mixed"), unl
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -190,6 +191,14 @@ class WeakDataset(_Images[WeakImage]):
         """Whether there are weak labels, and all have a mask."""
         kinds = {kind for image in self for kind in image.annotation.kinds}
         return kinds == {"mask"}
+
+    def digest(self) -> str:
+        """A digest of the annotations, and of the images by name and size."""
+        digest = hashlib.sha256(repr((self.classes, self.supervision)).encode())
+        for image in self.images:
+            size = image.path.stat().st_size
+            digest.update(repr((image.image_id, image.file_name, size, image.annotation)).encode())
+        return digest.hexdigest()
 
     def with_classes(self, classes: tuple[str, ...], source: str) -> WeakDataset:
         """The same images with labels numbered by another list of classes.

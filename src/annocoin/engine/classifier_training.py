@@ -18,10 +18,10 @@ from annocoin.backbones import IMAGENET_MEAN, SCRATCH, resize_longest_side
 from annocoin.data.dataset import WeakDataset
 from annocoin.engine.config import ClassifierOptions
 from annocoin.engine.distribution import single_process, warn_of_slow_bfloat16
-from annocoin.engine.precomputed import file_digest
 from annocoin.engine.randomness import seed_of, seeded
 from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
 from annocoin.errors import Problems
+from annocoin.files import file_digest
 from annocoin.progress import track
 from annocoin.seeds.classifier import (
     Classifier,

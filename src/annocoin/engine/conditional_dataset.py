@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import overload
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -123,7 +123,14 @@ class PreparedFolder(ArtefactFolder[PreparedImage]):
         return FORMAT.read(path, _decode)
 
 
-class ConditionalDataset(Sequence[ConditionalExample]):
+class ExampleSequence(Protocol):
+    """Examples by position."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> ConditionalExample: ...
+
+
+class ConditionalDataset:
     """The images that are prepared, by position.
 
     Args:
@@ -150,13 +157,7 @@ class ConditionalDataset(Sequence[ConditionalExample]):
     def __len__(self) -> int:
         return len(self.images)
 
-    @overload
-    def __getitem__(self, index: int) -> ConditionalExample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[ConditionalExample]: ...
-    def __getitem__(self, index: int | slice) -> ConditionalExample | list[ConditionalExample]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
+    def __getitem__(self, index: int) -> ConditionalExample:
         image = self.images[index]
         return ConditionalExample(
             image.image_id,

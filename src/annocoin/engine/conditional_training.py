@@ -13,7 +13,11 @@ from torch.nn import functional as F
 
 from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.conditional.scoring import Candidates
-from annocoin.engine.conditional_dataset import ConditionalDataset, ConditionalExample
+from annocoin.engine.conditional_dataset import (
+    ConditionalDataset,
+    ConditionalExample,
+    ExampleSequence,
+)
 from annocoin.engine.config import ConditionalConfig, ConditionalTraining
 from annocoin.engine.randomness import generator_at, seed_of
 from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer, epoch_order
@@ -28,7 +32,7 @@ FROM_SEEDS = "conditional network, from seeds"
 
 def train_from_seeds(
     net: ConditionalNetwork,
-    dataset: Sequence[ConditionalExample],
+    dataset: ExampleSequence,
     config: ConditionalConfig,
     *,
     seed: int = 0,
@@ -53,7 +57,7 @@ def train_from_seeds(
 
 def train_direct_loss(
     net: ConditionalNetwork,
-    dataset: Sequence[ConditionalExample],
+    dataset: ExampleSequence,
     config: ConditionalConfig,
     *,
     gamma: float = GAMMA,
@@ -236,7 +240,7 @@ class _ConditionalExamples:
     """Examples for a step; mirrored at random for the initial training."""
 
     def __init__(
-        self, dataset: Sequence[ConditionalExample], mirror: tuple[int | str, ...] | None = None
+        self, dataset: ExampleSequence, mirror: tuple[int | str, ...] | None = None
     ) -> None:
         self.dataset, self.mirror = dataset, mirror
 
@@ -280,7 +284,7 @@ class _ConditionalStep(nn.Module):
 
 def _redraw_noise(
     net: ConditionalNetwork,
-    dataset: Sequence[ConditionalExample],
+    dataset: ExampleSequence,
     training: ConditionalTraining,
     seed: int,
 ) -> None:

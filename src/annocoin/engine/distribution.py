@@ -1,4 +1,4 @@
-"""Devices and distribution: the same code for one process and for many, through Lightning Fabric."""
+"""Devices and distribution, through Lightning Fabric: the same code for one process and many."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class _Retriever:
 
 
 def _with_annotated(instances: Instances, labels: Sequence[WeakLabel]) -> Instances:
-    """Retrieved instances with the masks and boxes of their weak labels, unless these are crowds."""
+    """Retrieved instances with the masks and boxes of their weak labels that are not crowds."""
     masks = [
         mask if label.mask is None or label.crowd else label.mask
         for mask, label in zip(instances.masks, labels, strict=True)

@@ -1,9 +1,9 @@
-"""Before a run does any work: all checks that can be made, and the plan of its stages."""
+"""Before a run does any work: what it need not compute, all checks, and the plan of its stages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,39 @@ from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.data.dataset import WeakDataset
 from annocoin.engine.conditional_dataset import with_artefacts
 from annocoin.engine.config import Config
-from annocoin.engine.image_stages import check_classes, with_regions
+from annocoin.engine.image_stages import CLASSIFIER_FILE, check_classes, with_regions
 from annocoin.engine.overrides import check_weight_files, use_classifier
-from annocoin.engine.precomputed import CLASSIFIER_FILE, Precomputed
 from annocoin.errors import InputError, Problems
+from annocoin.files import file_digest
 from annocoin.prediction.networks import build_network
+from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, read_classifier
+from annocoin.seeds.seed_set import SeedFolder
+
+
+@dataclass(frozen=True)
+class Precomputed:
+    """Regions, seeds and classifier from `annocoin regions` and `annocoin seeds`."""
+
+    regions: RegionFolder | None = None
+    seeds: SeedFolder | None = None
+    classifier: Path | None = None
+
+    @property
+    def classifier_file(self) -> Path | None:
+        """The classifier, passed by itself or with the seeds."""
+        if self.classifier is not None or self.seeds is None:
+            return self.classifier
+        beside = self.seeds.path / CLASSIFIER_FILE
+        return beside if beside.is_file() else None
+
+    def __bool__(self) -> bool:
+        return any(part is not None for part in (self.regions, self.seeds, self.classifier))
+
+    def digests(self) -> list[Any]:
+        """Digests of all parts, None for those that are missing."""
+        folders = [folder and folder.digest() for folder in (self.regions, self.seeds)]
+        return [*folders, self.classifier_file and file_digest(self.classifier_file)]
 
 
 def check_before_work(

@@ -24,26 +24,21 @@ from annocoin.engine.conditional_training import train_direct_loss, train_from_s
 from annocoin.engine.config import FROM_CLASSIFIER, Config
 from annocoin.engine.distribution import single_process
 from annocoin.engine.image_stages import (
+    CLASSIFIER_FILE,
     Execution,
     make_classifier,
     make_regions,
     make_seeds,
 )
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
-from annocoin.engine.precomputed import (
-    CLASSIFIER_FILE,
-    Precomputed,
-    dataset_digest,
-    file_digest,
-    folder_digest,
-)
 from annocoin.engine.prediction_training import train_prediction
-from annocoin.engine.preflight import check_before_work, plan
+from annocoin.engine.preflight import Precomputed, check_before_work, plan
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
 from annocoin.engine.randomness import seed_of, seeded
 from annocoin.engine.run_directory import Log, Run, Stage, open_run
 from annocoin.engine.trainer import CHECKPOINT_SECONDS, save_optimizer
 from annocoin.errors import Problems
+from annocoin.files import file_digest
 from annocoin.prediction.networks import build_network, read_prediction, write_prediction
 from annocoin.progress import track
 from annocoin.regions.storage import RegionFolder
@@ -101,7 +96,7 @@ def train_run(
             rounds.networks,
             config=config.to_json(),
             supervision=dataset.supervision,
-            dataset=dataset_digest(dataset),
+            dataset=dataset.digest(),
             folders={name: run.relative(path) for name, path in rounds.folders.items()},
         )
     return Path(out) / PREDICTION_FILE
@@ -132,7 +127,7 @@ class _Rounds:
         self.folders: dict[str, Path] = {}  # that `label` can use again
 
     def all(self) -> Stage:
-        data = self.run.stage("dataset", {"images": dataset_digest(self.dataset)})
+        data = self.run.stage("dataset", {"images": self.dataset.digest()})
         self.classifier = self.train_classifier(data)
         if self.dataset.fully_masked:
             labels = _true_labels(self.dataset, self.execution.problems)
@@ -192,7 +187,7 @@ class _Rounds:
         if self.precomputed.regions is not None:
             self.regions = self.precomputed.regions
             self.folders["regions"] = self.regions.path
-            return self.run.stage("regions", folder_digest(self.regions), data)
+            return self.run.stage("regions", self.regions.digest(), data)
         options = self.config.regions
         stage = self.run.stage("regions", asdict(options), data)
         folder = stage.folder / FILES
@@ -205,7 +200,7 @@ class _Rounds:
         if self.precomputed.seeds is not None:
             self.seeds = self.precomputed.seeds
             self.folders["seeds"] = self.seeds.path
-            return self.run.stage("seeds", folder_digest(self.seeds), regions)
+            return self.run.stage("seeds", self.seeds.digest(), regions)
         assert self.classifier is not None
         options = self.config.seeds
         stage = self.run.stage("seeds", asdict(options), regions, self.classifier)

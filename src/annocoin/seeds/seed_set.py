@@ -113,6 +113,7 @@ class SeedFolder(ArtefactFolder[Seeds]):
     """The seeds in a folder that `make_seeds` wrote, by image id; read on access."""
 
     index_name = "seeds.json"
+    companions = frozenset({"classifier.safetensors", "classifier.jsonl"})
     command = "`annocoin seeds`"
 
     def read(self, path: Path) -> Seeds:
