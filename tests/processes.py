@@ -15,7 +15,7 @@ from typing import Any
 
 @contextmanager
 def interruptible(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that handles Ctrl-C even if this one, a background job, ignores it; killed at the end."""
+    """A process that handles Ctrl-C, even if this one is a background job that ignores it."""
     if sys.platform != "win32":
         options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options) as process:

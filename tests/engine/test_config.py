@@ -1,221 +1,310 @@
-"""The configuration of a run: presets, changes, files."""
+"""The configuration of a run: presets, changes at dotted names, weights from files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from annocoin.engine.config import (
     FROM_CLASSIFIER,
+    ClassifierOptions,
+    ConditionalTraining,
     Config,
-    check_weights,
-    override,
-    read_config,
-    with_classifier,
-    with_weights,
+    PredictionTraining,
 )
-from annocoin.engine.presets import PRESETS, configured, preset
+from annocoin.engine.overrides import (
+    check_weight_files,
+    override,
+    use_classifier,
+    weights_folder,
+)
+from annocoin.engine.presets import PRESETS, classifier_options, configure, preset
 from annocoin.errors import InputError
 
 CLASSES = ("cat", "dog")
+TRUNK = "conditional.architecture.trunk"
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
-def test_a_preset_survives_json(name: str, tmp_path: Path) -> None:
+def test_a_preset_survives_json(name: str) -> None:
     config = preset(name, CLASSES)
-    (tmp_path / "c.json").write_text(json.dumps(config.to_json()))
-    assert read_config(tmp_path / "c.json") == config
-    assert config.classes == CLASSES
-    assert config.conditional.architecture.classes == CLASSES
+    assert Config.from_json(json.loads(json.dumps(config.to_json())), "c.json") == config
+    assert config.classes == config.conditional.architecture.classes == CLASSES
+
+
+def test_unknown_presets_are_refused() -> None:
+    with pytest.raises(InputError, match="expected one of synthetic"):
+        preset("magic", CLASSES)
+
+
+@pytest.mark.parametrize("content", [[], {}, None, {"rounds": 1}, {"regions": 3}, {"seeds": {}}])
+def test_other_content_is_not_a_configuration(content: Any) -> None:
+    with pytest.raises(InputError, match=r"run\.json: not a configuration of this version"):
+        Config.from_json(content, "run.json")
 
 
 def test_the_papers_presets_have_the_papers_numbers() -> None:
     for name, backbone in (("voc-r50", "resnet50"), ("voc-r101", "resnet101")):
         config = preset(name, CLASSES)
-        learning = config.conditional.learning
-        assert (config.rounds, learning.samples) == (4, 10)
-        assert (learning.gamma, abs(learning.epsilon)) == (0.5, 1)
+        training = config.conditional.training
+        assert (config.rounds, training.samples) == (4, 10)
+        assert (config.gamma, abs(training.epsilon)) == (0.5, 1)
         assert config.prediction.architecture.backbone == backbone
         assert not config.prediction.losses.pointwise
+
+
+def test_the_literal_preset_is_the_papers_text() -> None:
+    ours, literal = preset("voc-r50", CLASSES), preset("voc-r50-literal", CLASSES)
+    architecture, training = literal.conditional.architecture, literal.conditional.training
+    assert (architecture.trunk, architecture.noise) == ("unet", "pixel")
+    assert (training.epsilon, literal.gamma, training.samples) == (1, 0.5, 10)
+    assert literal.conditional.scoring.pairwise == "literal"
+    assert literal.prediction.training.optimizer == "sgd"
+    assert literal.seeds.rule == "published"
+    assert literal.prediction_steps == ours.prediction_steps
+    assert training.steps == ours.conditional.training.steps
 
 
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
         ("rounds", "7", 7),
-        ("prediction.learning.rate", "1e-2", 0.01),
-        ("prediction.learning.rate", "1", 1.0),
-        ("prediction.learning.scales", "[0.5, 2]", (0.5, 2)),
+        ("gamma", "0.25", 0.25),
+        ("prediction.training.lr", "1e-2", 0.01),
+        ("prediction.training.lr", "1", 1.0),
+        ("prediction.training.scale_range", "[0.5, 2]", (0.5, 2)),
         ("prediction.losses.class_agnostic_masks", "true", True),
         ("conditional.weights", "none", "none"),
         ("conditional.weights", "7", "7"),
         ("seeds.size", "null", None),
         ("seeds.size", "96", 96),
         ("regions.source", "null", None),
-        ("regions.source", "mcg:folder", "mcg:folder"),
-        ("conditional.learning.scoring.terms", "U+P", "U+P"),
+        ("conditional.scoring.terms", "U+P", "U+P"),
     ],
 )
 def test_values_at_dotted_names(name: str, text: str, value: object) -> None:
-    config = override(preset("synthetic", CLASSES), {name: text})
-    found: object = config
+    config: object = override(preset("synthetic", CLASSES), {name: text})
     for part in name.split("."):
-        found = getattr(found, part)
-    assert found == value
-    assert type(found) is type(value)
+        config = getattr(config, part)
+    assert config == value
+    assert type(config) is type(value)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "message"),
     [
-        ("round", "1", "no 'round' here; there are regions, classifier"),
+        ("round", "1", "no option 'round'; there are regions, classifier"),
+        ("prediction.training.rate", "1", "prediction.training.rate: no option 'rate'"),
         ("rounds", "1.5", "expected int"),
         ("rounds", "true", "expected int"),
-        ("rounds", "-1", "expected 0 or more"),
-        ("prediction", "1", "say which part of it: architecture, learning"),
-        ("rounds.x", "1", "has no parts"),
-        ("conditional.learning.scoring.terms", "U+X", "expected one of"),
+        ("rounds", "-1", "expected at least 0"),
+        ("gamma", "2", "expected 0 to 1"),
+        ("seed", "-1", "expected at least 0"),
+        ("prediction", "1", "say which option of it: architecture, losses, training"),
+        ("rounds.x", "1", "has no options of its own"),
+        ("conditional.scoring.terms", "U+X", "expected one of"),
         ("prediction.losses.class_agnostic_masks", "1", "expected bool"),
-        ("prediction.learning.scales", "[1]", "expected"),
-        ("prediction.learning.scales", '["a", "b"]', "expected"),
-        ("prediction.learning.rate", "NaN", "expected float"),
-        ("prediction.learning.optimizer", "magic", "expected one of adamw, sgd"),
-        ("conditional.learning.targets", "vote", "expected one of"),
+        ("prediction.training.scale_range", "[1]", "expected"),
+        ("prediction.training.scale_range", '["a", "b"]', "expected"),
+        ("prediction.training.scale_range", "[2, 1]", "expected rising factors"),
+        ("prediction.training.lr", "NaN", "expected float"),
+        ("prediction.training.optimizer", "magic", "expected one of adamw, sgd"),
+        ("conditional.training.targets", "vote", "expected one of"),
+        ("regions.source", "mcg:folder", "import the regions with `annocoin regions --from`"),
     ],
 )
-def test_bad_values_are_one_line(name: str, text: str, words: str) -> None:
-    with pytest.raises(InputError, match=words.replace("+", r"\+")):
+def test_bad_values_are_one_line(name: str, text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
         override(preset("synthetic", CLASSES), {name: text})
+    assert message in str(error.value)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_options_that_must_agree_change_together(turned: bool) -> None:
-    said = {
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        *(
+            (ConditionalTraining, change)
+            for change in (
+                {"steps": 0},
+                {"batch_size": 0},
+                {"lr": 0.0},
+                {"epsilon": 0.0},
+                {"samples": 0},
+                {"noise_strength": -1.0},
+            )
+        ),
+        *(
+            (ClassifierOptions, change)
+            for change in (
+                {"epochs": 0},
+                {"batch_size": 0},
+                {"precision": "8"},
+                {"peak_fraction": 2.0},
+                {"head_lr": 0.0},
+                {"frozen_layers": -1},
+            )
+        ),
+        *(
+            (PredictionTraining, change)
+            for change in (
+                {"final_steps": 0},
+                {"backbone_lr_factor": 0.0},
+                {"scale_range": (0.1, 1.0)},
+                {"weight_decay": -1.0},
+            )
+        ),
+    ],
+)
+def test_options_out_of_range(options: Any, change: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(change))):
+        options(**change)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_options_that_must_agree_change_together(is_reversed: bool) -> None:
+    changes = {
         "classifier.backbone": "resnet50",
-        "conditional.architecture.trunk": "unet-resnet50",
+        TRUNK: "unet-resnet50",
         "prediction.architecture.backbone": "resnet50",
         "prediction.architecture.min_size": "1600",
         "prediction.architecture.max_size": "2000",
     }
-    names = reversed(said) if turned else said
-    config = override(preset("voc-cpu", CLASSES), {name: said[name] for name in names})
+    names = reversed(changes) if is_reversed else changes
+    config = override(preset("voc-cpu", CLASSES), {name: changes[name] for name in names})
     assert config.conditional.weights == FROM_CLASSIFIER
     assert config.prediction.architecture.backbone == config.classifier.backbone == "resnet50"
     assert config.prediction.architecture.max_size == 2000
-    with pytest.raises(InputError, match=r"prediction\.weights classifier"):
+    with pytest.raises(InputError, match=r"prediction\.weights classifier.*expected the same"):
         override(preset("voc-cpu", CLASSES), {"prediction.architecture.backbone": "resnet50"})
 
 
 @pytest.mark.parametrize(
-    "name", ["classifier.backbone_weights", "conditional.weights", "prediction.weights"]
+    ("trunk", "weights"),
+    [("unet", "imagenet"), ("resnet50", "imagenet"), ("mobilenet_v2", "classifier")],
 )
-def test_weights_that_are_not_there_are_missed_at_once(name: str, tmp_path: Path) -> None:
+def test_a_trunk_with_another_backbone_does_not_start_from_the_classifier(
+    trunk: str, weights: str
+) -> None:
+    config = configure("voc-cpu", CLASSES, {TRUNK: trunk})
+    assert config.conditional.weights == weights
+    assert config.prediction.weights == FROM_CLASSIFIER
+
+
+def test_weights_that_were_set_are_kept_and_must_fit() -> None:
+    changes = {TRUNK: "unet-resnet50", "conditional.weights": "none"}
+    assert configure("voc-cpu", CLASSES, changes).conditional.weights == "none"
+    with pytest.raises(InputError, match=r"conditional\.weights classifier"):
+        configure("voc-cpu", CLASSES, {**changes, "conditional.weights": "classifier"})
+    other = configure("voc-cpu", CLASSES, {"classifier.backbone": "resnet18"})
+    assert other.conditional.weights == other.prediction.weights == "imagenet"
+
+
+@pytest.mark.parametrize(
+    "name", ["classifier.weights", "conditional.weights", "prediction.weights"]
+)
+def test_missing_files_of_weights(name: str, tmp_path: Path) -> None:
     config = preset("voc-r50", CLASSES)
-    check_weights(config)
+    check_weight_files(config)
     (tmp_path / "w.pth").touch()
-    check_weights(override(config, {name: str(tmp_path / "w.pth")}))
-    with pytest.raises(InputError, match=f"{name} nowhere.pth: no such file"):
-        check_weights(override(config, {name: "nowhere.pth"}))
+    check_weight_files(override(config, {name: str(tmp_path / "w.pth")}))
+    with pytest.raises(InputError, match=rf"{name} nowhere\.pth: no such file"):
+        check_weight_files(override(config, {name: "nowhere.pth"}))
 
 
-def test_the_runs_seed_is_every_stages() -> None:
-    config = dataclasses.replace(preset("synthetic", CLASSES), seed=5).seeded()
-    assert config.classifier.seed == 5
-    assert config.conditional.learning.seed == 5
-    assert config.prediction.learning.seed == 5
-
-
-def test_without_rounds_the_steps_are_the_same() -> None:
+def test_without_rounds_the_number_of_steps_is_the_same() -> None:
     config = preset("synthetic", CLASSES)
-    alone = config.without_rounds()
-    assert alone.rounds == 0
-    assert alone.prediction_steps == config.prediction_steps
-    learning = config.prediction.learning
-    assert config.prediction_steps == config.rounds * learning.steps + learning.final_steps
+    training = config.prediction.training
+    assert config.prediction_steps == config.rounds * training.steps + training.final_steps
+    for single in (config.without_rounds(), configure("synthetic", CLASSES, rounds=0)):
+        assert single.rounds == 0
+        assert single.prediction_steps == config.prediction_steps
+    with pytest.raises(InputError, match="keeps the number of steps"):
+        configure("synthetic", CLASSES, {"rounds": "0"})
+    config = configure("synthetic", CLASSES, rounds=3, seed=5)
+    assert (config.rounds, config.seed) == (3, 5)
 
 
-def test_the_literal_preset_is_the_papers_words() -> None:
-    ours, literal = preset("voc-r50", CLASSES), preset("voc-r50-literal", CLASSES)
-    assert literal.conditional.architecture.trunk == "unet"
-    learning = literal.conditional.learning
-    assert (learning.epsilon, learning.gamma, learning.samples) == (1, 0.5, 10)
-    assert learning.scoring.pairwise == "literal"
-    assert literal.prediction.learning.optimizer == "sgd"
-    assert literal.prediction_steps == ours.prediction_steps
-    assert learning.steps == ours.conditional.learning.steps
-
-
-def test_weights_are_those_of_the_backbones_that_changes_say(tmp_path: Path) -> None:
-    (tmp_path / "resnet50-1.pth").touch()
-    (tmp_path / "resnet101-1.pth").touch()
-    trunk = "conditional.architecture.trunk"
-    plain = configured("voc-r50", CLASSES, {trunk: "unet"}, tmp_path)
-    assert plain.conditional.weights == "imagenet"
-    assert plain.prediction.weights == str(tmp_path / "resnet50-1.pth")
-    other = configured("voc-r50", CLASSES, {trunk: "resnet101"}, tmp_path)
-    assert other.conditional.weights == str(tmp_path / "resnet101-1.pth")
-    own = configured("voc-r50", CLASSES, {"conditional.weights": "none"}, tmp_path)
-    assert own.conditional.weights == "none"
-
-
-def test_weights_are_found_by_their_names(tmp_path: Path) -> None:
+def test_files_of_weights_belong_to_backbones_by_name(tmp_path: Path) -> None:
     for name in ("resnet50-stride1x1.pth", "mobilenet_v2-b0.pth", "notes.txt"):
         (tmp_path / name).write_bytes(b"")
-    config = with_weights(preset("voc-cpu-r50", CLASSES), tmp_path)
-    assert config.classifier.backbone_weights == str(tmp_path / "resnet50-stride1x1.pth")
+    config = weights_folder(preset("voc-cpu-r50", CLASSES), tmp_path)
+    assert config.classifier.weights == str(tmp_path / "resnet50-stride1x1.pth")
     assert config.classifier.stride_in_1x1
     assert config.conditional.weights == str(tmp_path / "mobilenet_v2-b0.pth")
     assert config.prediction.weights == FROM_CLASSIFIER
     assert config.prediction.architecture.stride_in_1x1
-    with pytest.raises(InputError, match="no such folder"):
-        with_weights(config, tmp_path / "none")
+    small = weights_folder(preset("voc-cpu", CLASSES), tmp_path)
+    assert small.classifier.weights == str(tmp_path / "mobilenet_v2-b0.pth")
+    assert small.conditional.weights == small.prediction.weights == FROM_CLASSIFIER
 
 
-def test_the_small_preset_starts_both_networks_from_its_classifier(tmp_path: Path) -> None:
-    (tmp_path / "mobilenet_v2-b0.pth").touch()
-    config = with_weights(preset("voc-cpu", CLASSES), tmp_path)
-    assert config.classifier.backbone_weights == str(tmp_path / "mobilenet_v2-b0.pth")
-    assert config.conditional.weights == config.prediction.weights == FROM_CLASSIFIER
+def test_a_folder_has_weights_for_the_backbones_of_the_changes(tmp_path: Path) -> None:
+    (tmp_path / "resnet50-1.pth").touch()
+    (tmp_path / "resnet101-1.pth").touch()
+    plain = configure("voc-r50", CLASSES, {TRUNK: "unet"}, weights=tmp_path)
+    assert plain.conditional.weights == "imagenet"
+    assert plain.prediction.weights == str(tmp_path / "resnet50-1.pth")
+    other = configure("voc-r50", CLASSES, {TRUNK: "resnet101"}, weights=tmp_path)
+    assert other.conditional.weights == str(tmp_path / "resnet101-1.pth")
+    scratch = configure("voc-r50", CLASSES, {"conditional.weights": "none"}, weights=tmp_path)
+    assert scratch.conditional.weights == "none"
+    assert configure("synthetic", CLASSES, weights=tmp_path).classifier.weights == "imagenet"
 
 
-def test_other_files_are_no_configuration(tmp_path: Path) -> None:
-    for content in ("[]", "{}", '{"rounds": 1}', '{"regions": 3}', "nonsense"):
-        (tmp_path / "c.json").write_text(content)
-        with pytest.raises(InputError):
-            read_config(tmp_path / "c.json")
-
-
-def test_every_preset_is_a_plain_config() -> None:
-    assert all(isinstance(preset(name, CLASSES), Config) for name in PRESETS)
-    with pytest.raises(InputError, match="expected one of synthetic"):
-        preset("magic", CLASSES)
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "no weights of the classifier's backbone resnet50; expected a file resnet50*.pth"),
+        (["resnet50.txt", "my-resnet50.pth"], "expected a file resnet50*.pth, .pt or .safetensors"),
+        (["resnet50.pth"], "no weights of the prediction network's backbone resnet101"),
+    ],
+)
+def test_a_folder_without_the_weights_of_a_backbone_is_refused(
+    files: list[str], message: str, tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(InputError) as error:
+        configure("voc-r101", CLASSES, weights=tmp_path)
+    assert str(error.value).startswith(f"{tmp_path}: ")
+    assert message in str(error.value)
+    with pytest.raises(InputError, match="no such folder of backbone weights"):
+        configure("voc-r101", CLASSES, weights=tmp_path / "none")
 
 
 def test_networks_that_start_from_the_classifier_have_its_backbone(tmp_path: Path) -> None:
     config = preset("voc-cpu-r50", CLASSES)
     assert config.prediction.weights == FROM_CLASSIFIER
-    assert config.from_classifier
+    assert config.needs_classifier
     with pytest.raises(InputError, match=r"resnet50.*resnet101.*expected the same"):
         override(config, {"prediction.architecture.backbone": "resnet101"})
-    older = with_classifier(config, "resnet50", stride_in_1x1=True)
-    assert older.prediction.architecture.stride_in_1x1
-    assert older.classifier.stride_in_1x1
-    assert not older.conditional.architecture.stride_in_1x1  # that starts elsewhere
+    options = dataclasses.replace(config.classifier, stride_in_1x1=True)
+    changed = use_classifier(config, options)
+    assert changed.prediction.architecture.stride_in_1x1
+    assert changed.classifier.stride_in_1x1
+    assert not changed.conditional.architecture.stride_in_1x1, "it starts from ImageNet weights"
     with pytest.raises(InputError, match="tiny"):
-        with_classifier(config, "tiny", stride_in_1x1=False)
-    (tmp_path / "resnet50-stride1x1.pth").touch()
-    files = with_weights(config, tmp_path)
-    assert files.prediction.weights == FROM_CLASSIFIER
-    assert files.prediction.architecture.stride_in_1x1
+        use_classifier(config, dataclasses.replace(options, backbone="tiny"))
 
 
-def test_the_conditional_network_may_start_from_the_classifier_too() -> None:
+def test_the_conditional_network_needs_the_classifier_in_rounds_only() -> None:
     config = override(
-        preset("voc-cpu-r50", CLASSES), {"conditional.architecture.trunk": "unet-resnet50"}
+        preset("voc-cpu-r50", CLASSES),
+        {
+            TRUNK: "unet-resnet50",
+            "conditional.weights": "classifier",
+            "prediction.weights": "none",
+        },
     )
-    config = override(config, {"conditional.weights": "classifier", "prediction.weights": "none"})
-    assert config.from_classifier
-    assert not dataclasses.replace(config, rounds=0).from_classifier
+    assert config.needs_classifier
+    assert not dataclasses.replace(config, rounds=0).needs_classifier
+
+
+def test_the_tiny_backbone_freezes_pretrained_layers_only() -> None:
+    assert classifier_options("tiny").frozen_layers == 7
+    assert classifier_options("tiny", weights="none").frozen_layers == 0
+    assert classifier_options("resnet50", epochs=3) == ClassifierOptions(epochs=3)

@@ -52,7 +52,7 @@ def refuse() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_worker_that_cannot_be_made_is_reported(jobs: int) -> None:
-    with pytest.raises(InputError, match="^weights cannot be read$"):
+    with pytest.raises(InputError, match=r"^weights cannot be read$"):
         work_through([(1,), (2,)], refuse, "", jobs=jobs, problems=Problems(skip=True))  # type: ignore[arg-type]
     assert work_through([], refuse, "", jobs=jobs, problems=Problems()) == []  # type: ignore[arg-type]
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from annocoin.conditional.requirements import requirements_of
-from annocoin.engine.conditional_dataset import ConditionalExample
+from annocoin.conditional.requirements import Requirements, requirements_of
+from annocoin.conditional.scoring import seed_prior, seed_votes
+from annocoin.engine.conditional_dataset import ConditionalExample, PreparedImage
 from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.seed_set import Seeds
+from annocoin.seeds.votes import soft_labels
 from annocoin.types import Annotation, WeakLabel
 
 CELL, CELLS = 8, 8
 COLOURS = {1: (0.9, 0.1, 0.1), 2: (0.1, 0.2, 0.9)}
 OBJECT, PART = 0, 1
-"""Where the true region and the part with the peak are among the regions."""
+"""The numbers of the true region and of the part with the peak among the regions."""
 
 
 def square_example(number: int) -> ConditionalExample:
-    """A square of its class's colour on grey; its first region is the square, its next a part.
+    """A square in the colour of its class on grey.
 
-    The other regions are unions of random cells around it.
+    Its first region is the square, the next a part of it, the others random rectangles.
     """
     rng = np.random.default_rng(number)
     label = 1 + number % 2
@@ -61,8 +63,22 @@ def square_example(number: int) -> ConditionalExample:
         responses=response,
         maps=torch.from_numpy(np.where(inside, 2.0, -2.0)).float()[None],
     )
-    said = Annotation((side, side), (WeakLabel(label),))
-    requirements = requirements_of(said, regions, seeds=seeds)
+    annotation = Annotation((side, side), (WeakLabel(label),))
+    requirements = requirements_of(annotation, regions, seeds=seeds)
     return ConditionalExample(
-        number, torch.from_numpy(pixels).float().clamp(0, 1), requirements, seeds
+        number, torch.from_numpy(pixels).float().clamp(0, 1), prepared(requirements, seeds)
     )
+
+
+def prepared(requirements: Requirements, seeds: Seeds) -> PreparedImage:
+    """The regions as they are, none is filtered, with the votes of the seeds as targets."""
+    votes = seed_votes(requirements, seeds)
+    targets = soft_labels(requirements.regions, seeds, votes, requirements.labels)
+    return PreparedImage(requirements, seed_prior(requirements, seeds, votes), targets)
+
+
+def no_seeds(size: tuple[int, int]) -> Seeds:
+    """The seeds of an image without labels."""
+    numbers = torch.zeros(0, dtype=torch.int64)
+    points, scores, maps = torch.zeros(0, 2), torch.zeros(0), torch.zeros(0, 2, 2)
+    return Seeds(size, numbers, points, scores, numbers, maps, maps)

@@ -1,0 +1,127 @@
+"""Checks before any work, and the plan of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from annocoin.data.dataset import WeakDataset
+from annocoin.data.loading import load_weak
+from annocoin.engine.config import Config
+from annocoin.engine.image_stages import CLASSIFIER_FILE
+from annocoin.engine.preflight import Precomputed
+from annocoin.engine.preflight import check_architectures, check_before_work, plan
+from annocoin.engine.presets import PRESETS, configure
+from annocoin.errors import InputError, Problems
+from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_classifier
+
+TRUNK = "conditional.architecture.trunk"
+
+
+@pytest.fixture
+def weak(scenes: Path) -> WeakDataset:
+    return load_weak(scenes, "image")
+
+
+def check(dataset: WeakDataset, config: Config, out: Path, **precomputed: Any) -> Config:
+    return check_before_work(dataset, out, config, Precomputed(**precomputed), Problems())
+
+
+def no_download(*args: Any, **options: Any) -> None:
+    raise AssertionError("weights would be downloaded")
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_presets_pass_without_a_download(
+    name: str, weak: WeakDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", no_download)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", no_download)
+    config = configure(name, weak.classes)
+    assert check(weak, config, tmp_path / "run") == config
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("trunk", ["unet", "resnet50", "mobilenet_v2", "unet-resnet18"])
+def test_trunks_of_another_backbone_than_the_classifiers(trunk: str) -> None:
+    check_architectures(configure("voc-cpu", ("cat",), {TRUNK: trunk}))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("voc-cpu", {TRUNK: "unet-nothing"}, "trunk unet-nothing"),
+        ("voc-cpu", {TRUNK: "nothing"}, "backbone 'nothing'"),
+        ("synthetic", {"classifier.backbone": "resnet51"}, "backbone 'resnet51'"),
+        ("synthetic", {"prediction.architecture.backbone": "resnet51"}, "'resnet51'"),
+        ("synthetic", {"classifier.backbone": "swin_t"}, "not fully convolutional"),
+        ("synthetic", {"prediction.weights": "nowhere.pth"}, "nowhere.pth: no such file"),
+        ("voc-r50", {TRUNK: "unet", "conditional.weights": "classifier"}, "expected the same"),
+    ],
+)
+def test_networks_that_cannot_be_built_are_refused(
+    name: str, changes: dict[str, str], message: str, weak: WeakDataset, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as error:
+        check(weak, configure(name, weak.classes, changes), tmp_path)
+    assert message in str(error.value)
+
+
+def test_files_of_weights_are_read_before_work(weak: WeakDataset, tmp_path: Path) -> None:
+    (tmp_path / "mobilenet_v2.pth").write_text("no weights")
+    changes = {
+        "prediction.architecture.backbone": "mobilenet_v2",
+        "prediction.weights": str(tmp_path / "mobilenet_v2.pth"),
+    }
+    with pytest.raises(InputError, match=r"mobilenet_v2\.pth: no weights that can be read"):
+        check(weak, configure("synthetic", weak.classes, changes), tmp_path)
+
+
+def test_networks_follow_a_precomputed_classifier(weak: WeakDataset, tmp_path: Path) -> None:
+    file = tmp_path / "c.safetensors"
+    architecture = ClassifierArchitecture(weak.classes, "resnet50", stride_in_1x1=True, size=64)
+    write_classifier(file, Classifier(architecture))
+    config = configure("voc-cpu-r50", weak.classes)
+    checked = check(weak, config, tmp_path / "run", classifier=file)
+    assert checked.classifier.stride_in_1x1
+    assert checked.prediction.architecture.stride_in_1x1
+    with pytest.raises(InputError, match=r"classifier is a resnet50.*backbone a mobilenet_v2"):
+        check(weak, configure("voc-cpu", weak.classes), tmp_path / "run", classifier=file)
+    with pytest.raises(InputError, match="other classes than the dataset"):
+        check(replace(weak, classes=("x",) * 6), config, tmp_path)
+
+
+def test_a_classifier_of_other_classes_or_of_the_run_itself(
+    weak: WeakDataset, tmp_path: Path
+) -> None:
+    config = configure("synthetic", weak.classes)
+    file = tmp_path / CLASSIFIER_FILE
+    write_classifier(file, Classifier(ClassifierArchitecture(("cat",), "tiny")))
+    with pytest.raises(InputError, match=r"a classifier of \('cat',\); the dataset has"):
+        check(weak, config, tmp_path / "run", classifier=file)
+    with pytest.raises(InputError, match="is the run's own classifier"):
+        check(weak, config, tmp_path, classifier=file)
+
+
+@pytest.mark.parametrize(
+    ("supervision", "rounds", "stages"),
+    [
+        ("image", None, ["classifier", "regions", "seeds", "conditional", "1 rounds", "final"]),
+        ("image", 0, ["classifier", "regions", "seeds", "labels", "prediction"]),
+        ("mask", None, ["prediction"]),
+    ],
+)
+def test_the_plan_lists_the_stages(
+    scenes: Path, supervision: Any, rounds: int | None, stages: list[str]
+) -> None:
+    dataset = load_weak(scenes, supervision)
+    config = configure("synthetic", dataset.classes, rounds=rounds)
+    lines = plan(config, dataset, Precomputed())
+    assert lines[0] == f"8 images, 6 classes, supervision {supervision}"
+    assert [line[:14].strip() for line in lines[1:]] == stages
+    if rounds == 0 or supervision == "mask":
+        assert "560 steps of 4 images" in lines[-1]
