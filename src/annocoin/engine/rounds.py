@@ -38,7 +38,7 @@ from annocoin.engine.randomness import seed_of, seeded
 from annocoin.engine.run_directory import Log, Run, Stage, open_run
 from annocoin.engine.trainer import CHECKPOINT_SECONDS, save_optimizer
 from annocoin.errors import Problems
-from annocoin.files import file_digest
+from annocoin.files import file_digest, write_bytes
 from annocoin.prediction.networks import build_network, read_prediction, write_prediction
 from annocoin.progress import track
 from annocoin.regions.storage import RegionFolder
@@ -120,7 +120,11 @@ class _Rounds:
     ) -> None:
         self.run, self.dataset, self.config = run, dataset, config
         self.precomputed, self.measurement, self.execution = precomputed, measurement, execution
-        self.machine = {"processes": run.group.world_size, "precision": run.group.precision}
+        self.common = {
+            "seed": config.seed,
+            "processes": run.group.world_size,
+            "precision": run.group.precision,
+        }
         self.prediction_steps = 0  # of the stages before
         self.classifier: Stage | None = None
         self.networks: dict[str, Path] = {}  # of the result
@@ -135,9 +139,8 @@ class _Rounds:
         regions = self.compute_regions(data)
         seeds = self.compute_seeds(regions)
         if self.config.rounds == 0:
-            labels_stage = self.retrieve(seeds)
             steps = self.config.prediction_steps
-            return self.train_prediction("prediction", labels_stage, None, steps)
+            return self.train_prediction("prediction", self.retrieve(seeds), None, steps)
         return self.alternate(self.train_from_seeds(self.prepare(seeds)))
 
     def alternate(self, conditional: Stage) -> Stage:
@@ -159,27 +162,18 @@ class _Rounds:
 
     def train_classifier(self, data: Stage) -> Stage | None:
         """The classifier, trained or precomputed; None where it is not needed."""
-        file = self.precomputed.classifier_file
-        if file is not None:
-            self.networks["classifier"] = file
-            return self.run.stage("classifier", {"precomputed": file_digest(file)}, data)
+        file, options = self.precomputed.classifier_file, self.config.classifier
         needs_seeds = self.precomputed.seeds is None and not self.dataset.fully_masked
-        if not needs_seeds and not self.config.needs_classifier:
+        if file is not None:
+            stage = self.run.stage("classifier", {"precomputed": file_digest(file)}, data)
+            work: partial[Any] = partial(self._copy, file, stage.folder / CLASSIFIER_FILE)
+        elif needs_seeds or self.config.needs_classifier:
+            stage = self.run.stage("classifier", self._options(options), data)
+            training = {"seed": self.config.seed, "trainer": self._trainer(stage)}
+            work = partial(make_classifier, self.dataset, stage.folder, options, **training)
+        else:
             return None
-        options = self.config.classifier
-        stage = self.run.stage(
-            "classifier", {**_by_content(asdict(options)), **self._seeded, **self.machine}, data
-        )
-        self.run.do(
-            stage,
-            lambda: make_classifier(
-                self.dataset,
-                stage.folder,
-                options,
-                seed=self.config.seed,
-                trainer=self._trainer(stage),
-            ),
-        )
+        self.run.do(stage, work)
         self.networks["classifier"] = stage.folder / CLASSIFIER_FILE
         return stage
 
@@ -242,9 +236,8 @@ class _Rounds:
     def train_from_seeds(self, prepared: Stage) -> Stage:
         """The initial training of the conditional network."""
         config = self.config.conditional
-        options = {**_by_content(asdict(config)), **self._seeded, **self.machine}
         weights, inputs = self._initial_weights(config.weights)
-        stage = self.run.stage("conditional", options, prepared, *inputs)
+        stage = self.run.stage("conditional", self._options(config), prepared, *inputs)
 
         def work() -> None:
             with seeded(seed_of(self.config.seed, "conditional weights")):
@@ -300,9 +293,8 @@ class _Rounds:
         done, self.prediction_steps = self.prediction_steps, self.prediction_steps + steps
         span = (done / total, self.prediction_steps / total)
         training = replace(config.training, steps=1, final_steps=1)  # `steps` and `span` say that
-        options = _by_content(asdict(replace(config, training=training)))
+        options = self._options(replace(config, training=training))
         options |= {"steps": steps, "span": span, "gamma": self.config.gamma}
-        options |= {**self._seeded, **self.machine}
         weights, inputs = self._initial_weights(config.weights)
         stage = self.run.stage(name, options, source, *((previous,) if previous else inputs))
 
@@ -364,9 +356,11 @@ class _Rounds:
         self.run.do(stage, work)
         return stage
 
-    @property
-    def _seeded(self) -> dict[str, int]:
-        return {"seed": self.config.seed}
+    def _options(self, options: Any) -> dict[str, Any]:
+        """All that a training depends on; a file of weights by its content."""
+        values = {**asdict(options), **self.common}
+        path = Path(str(options.weights))
+        return {**values, "weights": file_digest(path)} if path.is_file() else values
 
     def _trainer(self, stage: Stage) -> Any:
         workers = 0 if self.execution.jobs == 1 else None
@@ -382,6 +376,10 @@ class _Rounds:
             return weights, ()
         assert self.classifier is not None
         return self.networks["classifier"], (self.classifier,)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        if self.run.group.is_main:
+            write_bytes(target, source.read_bytes())
 
     def _write_conditional(self, stage: Stage, net: ConditionalNetwork) -> None:
         if self.run.group.is_main:
@@ -399,12 +397,6 @@ class _Rounds:
             ),
             measurement.digest,
         )
-
-
-def _by_content(options: dict[str, Any]) -> dict[str, Any]:
-    """Options with a digest instead of the path of a file of weights."""
-    path = Path(str(options["weights"]))
-    return {**options, "weights": file_digest(path)} if path.is_file() else options
 
 
 def _true_labels(dataset: WeakDataset, problems: Problems) -> Labels:
