@@ -128,7 +128,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
         ("--help", "Commands:"),
         ("--version", package.__version__),
         ("train --help", "--preset"),
-        ("seeds make --help", "--threshold"),
+        ("seeds make --help", "--validation-split"),
         ("train data --out run --sede 1", "--sede"),
         ("trian data --out run", "trian"),
         ("train data --out run --preset voc", "expected one of synthetic"),
@@ -164,14 +164,11 @@ def test_constants_of_options_are_those_of_the_package() -> None:
     from annocoin.data.dataset import Supervision
     from annocoin.data.loading import DatasetKind
     from annocoin.demo import IMAGES
-    from annocoin.engine.config import Precision
     from annocoin.engine.distribution import AUTO, PRECISIONS
     from annocoin.engine.presets import PRESETS
     from annocoin.evaluation.evaluator import PROTOCOLS, THRESHOLDS
     from annocoin.prediction.predictor import SCORE
     from annocoin.regions.boundaries import DetectorKind
-    from annocoin.seeds.back_propagation import RuleName
-    from annocoin.seeds.seeder import SeedOptions
 
     expected = {
         "SUPERVISION": get_args(Supervision),
@@ -179,19 +176,15 @@ def test_constants_of_options_are_those_of_the_package() -> None:
         "FORMATS": get_args(Format),
         "PROTOCOLS": tuple(PROTOCOLS),
         "PRECISIONS": PRECISIONS,
-        "CLASSIFIER_PRECISIONS": get_args(Precision),
         "DETECTORS": get_args(DetectorKind),
-        "RULES": get_args(RuleName),
         "AUTO_DEVICE": AUTO,
         "SCORE": SCORE,
-        "PEAK_THRESHOLD": SeedOptions().threshold,
         "IOU_THRESHOLDS": THRESHOLDS,
         "DEMO_IMAGES": IMAGES,
     }
     assert {name: getattr(options, name) for name in expected} == expected
     assert list(options.PRESETS) == list(PRESETS)
     assert set(options.GPU_PRESETS) < set(PRESETS)
-    assert SeedOptions().rule == options.RULES[0]
 
 
 def test_label_with_a_limit_takes_the_first_images(

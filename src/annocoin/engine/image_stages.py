@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -34,7 +35,9 @@ from annocoin.seeds.seeder import SEED_SCALE, Seeder, SeedOptions
 from annocoin.types import Annotation, ImageId
 
 CLASSIFIER_FILE = "classifier.safetensors"
-CHECKPOINT = "classifier.checkpoint.pt"
+CHECKPOINT = ".classifier-{}.pt"
+"""With a digest of the options: a training with others starts anew."""
+
 METRICS = "classifier.jsonl"
 
 T = TypeVar("T")
@@ -94,15 +97,14 @@ def run_image_stage(
             other processes takes longer.
     """
     group = execution.group
+    part = items if group is None else group.shard(items)
+    jobs = worker_processes(execution.jobs, group)
+    if execution.jobs is None and len(part) <= serial_below:  # of all items: resuming is the same
+        jobs = 1
     names = [(image_id, name) for image_id, name, _ in items]
     with _shared_folder(folder_type, out, provenance, names, group) as paths:
-        part = items if group is None else group.shard(items)
         tasks = [(item, image_id, paths[image_id]) for image_id, _, item in part]
         todo = [task for task in tasks if not is_current(task[2], task[0])]
-        serial = (
-            execution.jobs is None and len(part) <= serial_below
-        )  # of all: resuming is the same
-        jobs = 1 if serial else worker_processes(execution.jobs, group)
         work_through(
             todo, partial(_Worker, start), description, jobs=jobs, problems=execution.problems
         )
@@ -170,9 +172,10 @@ def make_classifier(
     lock: AbstractContextManager[None] = nullcontext()
     if trainer is None:
         lock = exclusive_lock(out / LOCK)
+        digest = hashlib.sha256(json.dumps(metadata).encode()).hexdigest()[:12]
         trainer = Trainer(
             execution.group,
-            checkpoint=out / CHECKPOINT,
+            checkpoint=out / CHECKPOINT.format(digest),
             logger=FileLogger(out / METRICS),
             problems=execution.problems,
         )
@@ -184,7 +187,8 @@ def make_classifier(
             if validation is not None:
                 figures["validation_tag_map"] = tag_map(net, validation, trainer.problems)
             write_classifier(file, net, metadata)
-            (out / CHECKPOINT).unlink(missing_ok=True)
+            for checkpoint in out.glob(CHECKPOINT.format("*")):
+                checkpoint.unlink()
     return figures
 
 

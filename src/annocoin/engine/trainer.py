@@ -330,7 +330,8 @@ class _Loadable(Dataset[_Loaded]):
             try:
                 return _Loaded(self.examples.load(index, step), image_id, tuple(reasons))
             except (InputError, OSError) as error:
-                reasons.append(f"image {image_id!r}: {one_line(error)}")
+                line = one_line(error)
+                reasons.append(line if str(image_id) in line else f"image {image_id!r}: {line}")
                 if not self.skip:
                     return _Loaded(None, image_id, tuple(reasons))
         raise InputError(f"no image can be used; {reasons[0]}")
