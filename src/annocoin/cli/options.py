@@ -32,12 +32,9 @@ DATASET_KINDS = ("voc", "coco", "folder", "yolo", "labelme")
 FORMATS = ("coco", "voc", "yolo", "labelme", "folder", "results")
 PROTOCOLS = ("chainercv", "sds", "bbtp", "coco")
 PRECISIONS = ("32-true", "bf16-mixed")
-CLASSIFIER_PRECISIONS = ("32", "bf16")
 DETECTORS = ("network", "gradient")
-RULES = ("conserving", "published")
 AUTO_DEVICE = "auto"
 SCORE = 0.05
-PEAK_THRESHOLD = 0.7
 IOU_THRESHOLDS = (0.25, 0.5, 0.7, 0.75)
 DEMO_IMAGES = 240
 
@@ -78,6 +75,12 @@ SkipBad = Annotated[
 ]
 Supervision = Annotated[str, choice(SUPERVISION, SUPERVISION_HELP)]
 Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", metavar="N", min=1)]
+PRESET = "Preset of all options: {}.".format(
+    "; ".join(f"{name} ({text})" for name, text in PRESETS.items())
+)
+WEIGHTS = "Folder with ImageNet weights of the backbones, such as resnet50*.pth."
+Preset = Annotated[str, choice(PRESETS, PRESET)]
+Weights = Annotated[Path | None, option(WEIGHTS, "download", metavar="DIR")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help=OVERRIDES, metavar="KEY=VALUE")]
 Jobs = Annotated[int | None, option("Worker processes.", "all CPU cores")]
 Device = Annotated[str, option("Device: auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")]

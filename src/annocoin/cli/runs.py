@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 LABEL_FORMATS = ("coco", "voc", "yolo", "labelme")
 LOW_CONFIDENCE = 0.5
-PRESET = "Preset of all options: {}.".format(
-    "; ".join(f"{name} ({text})" for name, text in options.PRESETS.items())
-)
 ROUNDS = "Alternating rounds; 0 trains once on the retrieved seeds."
-WEIGHTS = "Folder with ImageNet weights of the backbones, such as resnet50*.pth."
 IMAGES = "Folder, image file or quoted glob pattern."
 MEASURE = "Log the mAP of the pseudo labels, given the dataset's masks; training ignores them."
 
@@ -53,11 +49,11 @@ def train_command(
     dataset: options.Dataset,
     out: Annotated[Path, option("Run directory.", metavar="RUN")],
     supervision: options.Supervision = "image",
-    preset: Annotated[str, choice(options.PRESETS, PRESET)] = "voc-r50",
+    preset: options.Preset = "voc-r50",
     rounds: Annotated[int | None, option(ROUNDS, "from the preset")] = None,
     seed: Annotated[int | None, option("Random seed.", "0")] = None,
     overrides: options.Overrides = None,
-    weights: Annotated[Path | None, option(WEIGHTS, "download", metavar="DIR")] = None,
+    weights: options.Weights = None,
     limit: options.Limit = None,
     regions: Regions = None,
     seeds: Seeds = None,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from annocoin.data.dataset import WeakImage
     from annocoin.regions.boundaries import DetectorKind
     from annocoin.regions.storage import RegionFolder
-    from annocoin.seeds.back_propagation import RuleName
     from annocoin.seeds.seed_set import SeedFolder
     from annocoin.types import Instances
 
@@ -47,16 +46,8 @@ seeds_app = typer.Typer(
 Boundaries = Annotated[str, choice(options.DETECTORS, "Boundary detector.")]
 ImageFolder = Annotated[Path, option("Output folder, with one file per image.", metavar="DIR")]
 Regions = Annotated[Path, option("Output of `annocoin regions`.", metavar="DIR")]
-BACKBONE = "Backbone of the classifier: resnet50, resnet101, mobilenet_v2, tiny, ..."
 CLASSIFIER = "Trained classifier.safetensors, instead of training one."
 FROM = "Import proposals: MCG or COB .mat files, or COCO RLE masks such as SAM's."
-PRECISIONS = options.CLASSIFIER_PRECISIONS
-FROZEN = "Frozen backbone modules; in a ResNet, 5 freezes up to layer1, 6 up to layer2."
-SEED_SIZE = "Longer image side for finding seeds, in pixels."
-SIZE = "Side of the square training images, in pixels."
-STRIDE_IN_1X1 = "The weights are of an original ResNet, with strides in 1x1 convolutions."
-THRESHOLD = "Minimum peak probability relative to the best peak of the class."
-WEIGHTS = "Weights file of the backbone, or none."
 
 
 @regions_app.command("make")
@@ -134,19 +125,11 @@ def make_seeds_command(
     out: ImageFolder,
     supervision: options.Supervision = "image",
     classifier: Annotated[Path | None, option(CLASSIFIER, metavar="FILE")] = None,
-    backbone: Annotated[str | None, option(BACKBONE, "resnet50")] = None,
-    backbone_weights: Annotated[str | None, option(WEIGHTS, "ImageNet weights")] = None,
-    stride_in_1x1: Annotated[bool, typer.Option("--stride-in-1x1", help=STRIDE_IN_1X1)] = False,
-    size: Annotated[int | None, option(SIZE, "448, tiny 256")] = None,
-    epochs: Annotated[int | None, option("Training epochs.", "20, tiny 6")] = None,
-    batch: Annotated[int | None, option("Training batch size.", "16")] = None,
-    frozen: Annotated[int | None, option(FROZEN, "0, tiny all")] = None,
-    precision: Annotated[str | None, choice(PRECISIONS, "Training precision.", "32")] = None,
+    preset: options.Preset = "voc-r50",
     seed: Annotated[int | None, option("Random seed.", "0")] = None,
+    overrides: options.Overrides = None,
+    weights: options.Weights = None,
     validation_split: Annotated[str | None, option("Split to measure tag mAP on.")] = None,
-    seed_size: Annotated[int | None, option(SEED_SIZE, "1.4 times --size")] = None,
-    threshold: Annotated[float, option(THRESHOLD)] = options.PEAK_THRESHOLD,
-    rule: Annotated[str, choice(options.RULES, "Peak back-propagation.")] = options.RULES[0],
     jobs: options.Jobs = None,
     device: options.Device = options.AUTO_DEVICE,
     split: options.Split = None,
@@ -167,38 +150,40 @@ def make_seeds_command(
         make_seeds,
         with_regions,
     )
-    from annocoin.engine.presets import classifier_options
+    from annocoin.engine.presets import configure
     from annocoin.progress import track
     from annocoin.regions.storage import RegionFolder
     from annocoin.seeds.retrieval import METHODS
-    from annocoin.seeds.seeder import SeedOptions
 
     source = DatasetSource(dataset, split, kind, images, skip_bad)
     weak, problems, region_folder = source.weak(supervision), source.problems, RegionFolder(regions)
-    seed_options = SeedOptions(size=seed_size, threshold=threshold, rule=cast("RuleName", rule))
+    changes = options.parse_overrides(overrides)
+    config = configure(preset, weak.classes, changes, seed=seed, weights=weights)
     execution = Execution(single_process(str(open_device(device))), jobs, problems)
-    training = {
-        "weights": backbone_weights, "stride_in_1x1": stride_in_1x1 or None, "size": size,
-        "epochs": epochs, "batch_size": batch, "frozen_layers": frozen, "precision": precision,
-    }  # fmt: skip
-    training = {name: value for name, value in training.items() if value is not None}
     if classifier is None:
-        network = classifier_options(backbone or "resnet50", **training)
         validation = None
         if validation_split is not None:
             source.reading["split"] = validation_split
             validation = source.weak("image")
-        usable = with_regions(weak, region_folder, problems)
         figures = make_classifier(
-            usable, out, network, seed=seed or 0, validation=validation, execution=execution
+            with_regions(weak, region_folder, problems),
+            out,
+            config.classifier,
+            seed=config.seed,
+            validation=validation,
+            execution=execution,
         )
         for name, value in figures.items():
             print(f"classifier: {name.replace('_', ' ')} {100 * value:.1f} %", flush=True)
-    elif training or backbone or validation_split or seed is not None:
+    elif validation_split or seed is not None or any(k.startswith("classifier") for k in changes):
         raise InputError("--classifier is trained already; leave out the options of training")
-    classifier = classifier or out / CLASSIFIER_FILE
     seeds = make_seeds(
-        weak, region_folder, out, seed_options, classifier=classifier, execution=execution
+        weak,
+        region_folder,
+        out,
+        config.seeds,
+        classifier=classifier or out / CLASSIFIER_FILE,
+        execution=execution,
     )
     print(f"{out}: seeds of {_count_images(seeds, weak, problems)} images")
     labels: dict[str, Any] = {method: {} for method in METHODS}
@@ -240,10 +225,8 @@ def show_seeds_command(
     for image in shown:
         with problems.caught():
             seed_folder.check(image.image_id, image.annotation)
-            labels, peaks = (
-                _retrieve(image, region_folder, seed_folder),
-                seed_folder[image.image_id],
-            )
+            labels = _retrieve(image, region_folder, seed_folder)
+            peaks = seed_folder[image.image_id]
             rows.append(seeds_figure(image.pixels(), image.annotation, peaks, labels, weak.classes))
     if not rows:
         raise InputError(f"{seeds}: no seeds and regions of the images of {dataset}")
