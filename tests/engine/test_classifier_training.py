@@ -1,136 +1,222 @@
-"""Training of the image classifier: it learns, resumes exactly, and refuses bad options."""
+"""Training of the image classifier: it learns, resumes exactly, and can be distributed."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchvision
+from safetensors.torch import load_file
 
 from annocoin.backbones import build_backbone
+from annocoin.data.dataset import WeakDataset
 from annocoin.data.loading import load_weak
 from annocoin.engine.classifier_training import (
-    ClassifierOptions,
-    augmented,
-    options_for,
+    _ClassifierExamples,
     predict_tags,
+    provenance,
     tag_map,
-    tag_matrix,
-    tags_fingerprint,
+    tags_of,
     train_classifier,
 )
-from annocoin.errors import InputError
+from annocoin.engine.config import ClassifierOptions
+from annocoin.engine.metrics import MemoryLogger
+from annocoin.engine.presets import classifier_options
+from annocoin.engine.trainer import Trainer
+from annocoin.errors import InputError, Problems
+from annocoin.seeds.classifier import Classifier
 
-QUICK = ClassifierOptions(backbone="tiny", size=64, epochs=3, batch=4)
+QUICK = ClassifierOptions(backbone="tiny", size=64, epochs=3, batch_size=4)
 
+TWO_PROCESSES = """
+import sys
+import torch
+from annocoin.data.loading import load_weak
+from annocoin.engine.classifier_training import train_classifier
+from annocoin.engine.config import ClassifierOptions
+from annocoin.engine.distribution import init_distributed
+from annocoin.engine.trainer import Trainer
+from annocoin.seeds.classifier import write_classifier
 
-def test_augmentation_depends_on_its_numbers_only() -> None:
-    image = np.random.default_rng(0).integers(0, 255, (50, 70, 3), dtype=np.uint8)
-    one = augmented(image, 64, np.random.default_rng([1, 2, 3]))
-    assert one.shape == (3, 64, 64)
-    assert torch.equal(one, augmented(image, 64, np.random.default_rng([1, 2, 3])))
-    assert not torch.equal(one, augmented(image, 64, np.random.default_rng([1, 2, 4])))
-    shapes = {augmented(image, s, np.random.default_rng(s)).shape for s in range(32, 60)}
-    assert len(shapes) == 28
-    assert 0 <= float(one.min()) <= float(one.max()) <= 1
-
-
-def test_tags_and_their_fingerprint(scenes: Path) -> None:
-    weak = load_weak(scenes)
-    tags = tag_matrix(weak)
-    for row, image in zip(tags.tolist(), weak, strict=True):
-        assert [i + 1 for i, on in enumerate(row) if on] == list(image.annotation.distinct_labels)
-    assert tag_map(tags, weak) == 1
-    assert tags_fingerprint(weak) == tags_fingerprint(load_weak(scenes, "box"))
-    assert tags_fingerprint(weak) != tags_fingerprint(weak[:7])
-
-
-def test_training_learns(scenes: Path) -> None:
-    """Few images, seen often: the classifier must come to know them."""
-    weak = load_weak(scenes)
-    lines: list[dict[str, Any]] = []
-    options = options_for("tiny", size=64, epochs=40, batch=4)
-    net = train_classifier(weak, options, validation=weak[:2], log=lines.append)
-    assert [line["epoch"] for line in lines] == list(range(1, 41))
-    assert lines[-1]["loss"] < 0.7 * lines[0]["loss"]
-    assert set(lines[0]) == {"epoch", "loss", "training_tag_map", "validation_tag_map", "seconds"}
-    assert tag_map(predict_tags(net, weak), weak) > 0.8
+torch.set_num_threads(1)
+group = init_distributed(devices=2)
+options = ClassifierOptions(backbone="tiny", size=64, epochs=3, batch_size=2)
+net = train_classifier(load_weak(sys.argv[1]), options, trainer=Trainer(group, workers=0))
+write_classifier(f"{sys.argv[2]}/{group.rank}.safetensors", net)
+"""
 
 
-def test_an_interrupted_training_ends_as_if_it_had_not_been(scenes: Path, tmp_path: Path) -> None:
-    weak = load_weak(scenes)
-    straight = train_classifier(weak, QUICK)
-    file = tmp_path / "part.safetensors"
+@pytest.fixture(scope="module")
+def weak(scenes: Path) -> WeakDataset:
+    return load_weak(scenes)
 
-    def stop(figures: dict[str, Any]) -> None:
-        if figures["epoch"] == 2:
-            raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        train_classifier(weak, QUICK, checkpoint=file, log=stop)
-    torch.manual_seed(99)  # what was drawn elsewhere does not matter
-    lines: list[dict[str, Any]] = []
-    resumed = train_classifier(weak, QUICK, checkpoint=file, log=lines.append)
-    assert [line["epoch"] for line in lines] == [2, 3]
+@pytest.fixture(scope="module")
+def straight(weak: WeakDataset) -> Classifier:
+    return train_classifier(weak, QUICK, trainer=Trainer(workers=0))
+
+
+def assert_same_weights(first: Classifier, second: Classifier) -> None:
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
+def test_augmentation_depends_on_seed_step_and_image_only(weak: WeakDataset) -> None:
+    examples = _ClassifierExamples(weak, 48, seed=0)
+    pixels, tags = examples.load(1, 5)
+    assert pixels.shape == (3, 48, 48)
+    assert pixels.dtype == torch.float32
+    assert 0 <= float(pixels.min()) < float(pixels.max()) <= 1
+    assert (tags.nonzero()[:, 0] + 1).tolist() == list(weak[1].annotation.distinct_labels)
+    torch.manual_seed(1)
+    assert torch.equal(pixels, examples.load(1, 5)[0])
+    assert torch.equal(pixels, _ClassifierExamples(weak[1:2], 48, seed=0).load(0, 5)[0])
+    assert not torch.equal(pixels, examples.load(1, 6)[0])
+    assert not torch.equal(pixels, _ClassifierExamples(weak, 48, seed=1).load(1, 5)[0])
+
+
+def test_tags_and_provenance(scenes: Path, weak: WeakDataset, tmp_path: Path) -> None:
+    assert tags_of((1, 3), 4).tolist() == [1, 0, 1, 0]
+    assert tags_of((), 2).tolist() == [0, 0]
+    assert provenance(QUICK, weak, 0) == provenance(QUICK, load_weak(scenes, "box"), 0)
+    assert provenance(QUICK, weak, 0) != provenance(QUICK, weak[:7], 0)
+    assert provenance(QUICK, weak, 0) != provenance(QUICK, weak, 1)
+    assert provenance(QUICK, weak, 0) != provenance(replace(QUICK, epochs=1), weak, 0)
+    digests = []
+    for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+        (tmp_path / name).write_bytes(content)
+        options = replace(QUICK, weights=str(tmp_path / name))
+        digests.append(provenance(options, weak, 0)["weights"])
+    assert digests[0] == digests[1] != digests[2], "files of weights count by their content"
+
+
+def test_training_learns(weak: WeakDataset) -> None:
+    """Few images in many epochs: the classifier must fit them."""
+    logger = MemoryLogger()
+    options = classifier_options("tiny", size=64, epochs=40, batch_size=4)
+    net = train_classifier(weak, options, trainer=Trainer(logger=logger, workers=0))
+    losses = [line["loss"] for line in logger.lines]
+    assert len(losses) == 80
+    assert sum(losses[-8:]) < 0.7 * sum(losses[:8])
+    assert not net.training
+    scores, tags = predict_tags(net, weak)
+    assert scores.shape == tags.shape == (8, 6)
+    assert tag_map(net, weak) > 0.8
+
+
+def test_unreadable_images_have_no_predicted_tags(weak: WeakDataset, tmp_path: Path) -> None:
+    net = train_classifier(
+        weak, ClassifierOptions(backbone="tiny", size=64, epochs=1), trainer=Trainer(workers=0)
+    )
+    broken = replace(weak[0], path=tmp_path / "none.jpg")
+    dataset = replace(weak, images=(broken, *weak[1:]))
+    problems = Problems(skip=True)
+    scores, _ = predict_tags(net, dataset, problems)
+    assert len(scores) == 7
+    assert len(problems.skipped) == 1
+    with pytest.raises(InputError, match=r"none\.jpg"):
+        predict_tags(net, dataset)
+
+
+@pytest.mark.parametrize(("step", "workers"), [(1, 0), (2, 1), (5, 2)])
+def test_a_resumed_training_ends_with_the_same_weights(
+    weak: WeakDataset, straight: Classifier, tmp_path: Path, step: int, workers: int
+) -> None:
+    class Interrupted(Exception):
+        pass
+
+    class Failing(MemoryLogger):
+        def log(self, figures: Any) -> None:
+            super().log(figures)
+            if figures["step"] == step + 1:
+                raise Interrupted
+
+    options: Any = {"checkpoint": tmp_path / "c.pt", "checkpoint_seconds": 0, "workers": workers}
+    with pytest.raises(Interrupted):
+        train_classifier(weak, QUICK, trainer=Trainer(logger=Failing(), **options))
+    torch.manual_seed(99)
+    logger = MemoryLogger()
+    resumed = train_classifier(weak, QUICK, trainer=Trainer(logger=logger, **options))
+    assert [line["step"] for line in logger.lines] == list(range(step + 1, 7))
+    assert_same_weights(resumed, straight)
+
+
+def test_loader_workers_change_no_bit(weak: WeakDataset, straight: Classifier) -> None:
+    assert_same_weights(train_classifier(weak, QUICK, trainer=Trainer(workers=2)), straight)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo between processes of one machine")
+def test_two_processes_train_as_one_with_twice_the_batch(
+    scenes: Path, straight: Classifier, tmp_path: Path
+) -> None:
+    """Processes with gloo: equal weights on both ranks, those of one process up to rounding."""
+    script = tmp_path / "two.py"
+    script.write_text(TWO_PROCESSES)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(scenes), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     for name, value in straight.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+        assert torch.equal(first[name], second[name]), name
+        torch.testing.assert_close(first[name], value, rtol=1e-3, atol=1e-5)
 
 
-def test_a_checkpoint_of_something_else_is_refused(scenes: Path, tmp_path: Path) -> None:
-    weak = load_weak(scenes)
-    file = tmp_path / "part.safetensors"
-    once = ClassifierOptions(backbone="tiny", size=64, epochs=1, batch=4)
-    train_classifier(weak, once, checkpoint=file)
-    with pytest.raises(InputError, match="epochs 1, now it is 3"):
-        train_classifier(weak, QUICK, checkpoint=file)
-    with pytest.raises(InputError, match=r"images .* now it is"):
-        train_classifier(weak[:5], once, checkpoint=file)
-    file.write_bytes(b"nonsense")
-    with pytest.raises(InputError, match="damaged"):
-        train_classifier(weak, once, checkpoint=file)
-
-
-def test_frozen_parts_and_given_statistics_stay(scenes: Path, tmp_path: Path) -> None:
+def test_frozen_layers_and_pretrained_statistics_stay(weak: WeakDataset, tmp_path: Path) -> None:
     torch.manual_seed(0)
     weights = tmp_path / "r18.pth"
     torch.save(torchvision.models.resnet18().state_dict(), weights)
-    options = ClassifierOptions("resnet18", str(weights), size=64, epochs=1, batch=4, frozen=5)
-    net = train_classifier(load_weak(scenes), options)
-    start = build_backbone("resnet18", weights)
-    learnt = net.trunk.state_dict()
-    for name, value in start.state_dict().items():
+    options = ClassifierOptions(
+        "resnet18", str(weights), size=64, epochs=1, batch_size=4, frozen_layers=5
+    )
+    net = train_classifier(weak, options, trainer=Trainer(workers=0))
+    trained = net.trunk.state_dict()
+    for name, value in build_backbone("resnet18", weights).state_dict().items():
         stays = name.startswith(("conv1", "bn1", "layer1")) or "running" in name
-        assert torch.equal(learnt[name], value) == (stays or "num_batches" in name), name
+        assert torch.equal(trained[name], value) == (stays or "num_batches" in name), name
 
 
-def test_layers_dropped_at_random_are_a_matter_of_the_seed(scenes: Path, tmp_path: Path) -> None:
-    options = ClassifierOptions("efficientnet_b0", "none", size=64, epochs=1, batch=8)
-    weak = load_weak(scenes)[:2]
-    first = train_classifier(weak, options).state_dict()
+def test_stochastic_layers_depend_on_the_seed_only(weak: WeakDataset) -> None:
+    options = ClassifierOptions("efficientnet_b0", "none", size=64, epochs=1, batch_size=8)
+    first = train_classifier(weak[:2], options, trainer=Trainer(workers=0))
     torch.rand(3)
-    second = train_classifier(weak, options).state_dict()
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    second = train_classifier(weak[:2], options, trainer=Trainer(workers=0))
+    assert_same_weights(first, second)
 
 
-def test_the_tiny_backbone_keeps_only_layers_that_came_with_weights() -> None:
-    assert options_for("tiny").frozen == 7
-    assert options_for("tiny", backbone_weights="none").frozen == 0
-    assert options_for("resnet50", epochs=3) == ClassifierOptions(epochs=3)
+def test_peak_stimulation_starts_in_the_last_part_of_the_training(weak: WeakDataset) -> None:
+    """Until then the class scores, and with them the losses, are the same."""
+    losses = []
+    for fraction in (0.0, 0.5):
+        logger = MemoryLogger()
+        options = replace(QUICK, epochs=2, peak_fraction=fraction)
+        train_classifier(weak, options, trainer=Trainer(logger=logger, workers=0))
+        losses.append([line["loss"] for line in logger.lines])
+    assert losses[0][:2] == losses[1][:2]
+    assert losses[0][2] != losses[1][2]
 
 
-def test_a_loss_that_is_no_number_stops(scenes: Path) -> None:
-    options = ClassifierOptions(backbone="tiny", size=64, epochs=2, batch=4, head_rate=1e30)
-    with pytest.raises(InputError, match=r"loss is (nan|inf) in epoch \d at images .*lower"):
-        train_classifier(load_weak(scenes), options)
+def test_a_loss_that_is_not_finite_stops(weak: WeakDataset) -> None:
+    options = replace(QUICK, head_lr=1e30)
+    with pytest.raises(InputError, match=r"the loss is \S+ at step \d, images .*lower"):
+        train_classifier(weak, options, trainer=Trainer(workers=0))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"epochs": 0}, {"batch": 0}, {"precision": "8"}, {"stimulated": 2.0}, {"seed": -1}],
-)
-def test_bad_options(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=next(iter(wrong))):
-        ClassifierOptions(**wrong)
+def test_an_image_that_cannot_be_read_is_named_or_skipped(
+    weak: WeakDataset, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"nothing")
+    broken = replace(weak[2], path=tmp_path / "broken.jpg", image_id="number 2")
+    dataset = replace(weak, images=(*weak[:2], broken, *weak[3:]))
+    with pytest.raises(InputError, match=r"image 'number 2': .*broken\.jpg"):
+        train_classifier(dataset, QUICK, trainer=Trainer(workers=0))
+    problems = Problems(skip=True)
+    train_classifier(dataset, QUICK, trainer=Trainer(workers=0, problems=problems))
+    assert len(problems.skipped) == 1
+    assert "number 2" in problems.skipped[0]

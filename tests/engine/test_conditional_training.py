@@ -279,6 +279,14 @@ def test_a_bad_table_is_reported_with_its_image(table: Tensor | None) -> None:
         train_direct_loss(network(), examples, config_with(batch_size=1), trainer=trainer())
 
 
+def test_all_votes_are_for_regions_that_contain_the_peak() -> None:
+    targets, regions = EXAMPLES[0].targets(), EXAMPLES[0].requirements.regions
+    assert targets.shape == (2, 64, 64)
+    torch.testing.assert_close(targets.sum(dim=0), torch.ones(64, 64))
+    torch.testing.assert_close(targets[1][regions.masks()[PART]], torch.ones(64))
+    assert targets[0].max() > 0.9
+
+
 def test_mirrored_examples() -> None:
     example = EXAMPLES[1]
     mirrored = example.mirrored()

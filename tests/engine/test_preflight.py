@@ -13,8 +13,7 @@ from annocoin.data.dataset import WeakDataset
 from annocoin.data.loading import load_weak
 from annocoin.engine.config import Config
 from annocoin.engine.image_stages import CLASSIFIER_FILE
-from annocoin.engine.preflight import Precomputed
-from annocoin.engine.preflight import check_architectures, check_before_work, plan
+from annocoin.engine.preflight import Precomputed, check_architectures, check_before_work, plan
 from annocoin.engine.presets import PRESETS, configure
 from annocoin.errors import InputError, Problems
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_classifier

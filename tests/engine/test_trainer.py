@@ -230,6 +230,30 @@ def test_loader_workers_change_no_bit_and_leave_no_process(workers: int) -> None
     wait_until(lambda: set(psutil.Process().children(recursive=True)) <= before)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_examples_are_loaded_with_one_thread(workers: int) -> None:
+    """Resizing an image has other bits with more threads, in loader processes there is one."""
+    threads = []
+
+    class Threads(Numbers):
+        def load(self, index: int, step: int) -> Tensor:
+            return torch.tensor([float(torch.get_num_threads())])
+
+    class Counting(Constant):
+        def forward(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, float]]:
+            threads.append(torch.get_num_threads())
+            return super().forward(batch)
+
+    net, before = Counting(), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        fit(net, Threads(), steps=2, workers=workers)
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [3, 3]
+    assert net.batches == [[1.0, 1.0]] * 2
+
+
 def test_a_training_that_fails_leaves_no_process() -> None:
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(InputError):

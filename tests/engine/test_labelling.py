@@ -1,0 +1,270 @@
+"""Pseudo labels and loss tables of a dataset, with networks that are hardly trained."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from annocoin.conditional.networks import (
+    ConditionalArchitecture,
+    ConditionalNetwork,
+    write_conditional,
+)
+from annocoin.data.dataset import WeakDataset
+from annocoin.engine import image_stages
+from annocoin.engine.conditional_dataset import ConditionalDataset, PreparedFolder, prepare_images
+from annocoin.engine.conditional_training import train_from_seeds
+from annocoin.engine.config import ConditionalConfig, ConditionalTraining
+from annocoin.engine.image_stages import Execution
+from annocoin.engine.labelling import (
+    draw_labels,
+    loss_table,
+    make_loss_tables,
+    retrieve_labels,
+    samples_of,
+)
+from annocoin.engine.parallel import work_through
+from annocoin.engine.presets import preset
+from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels
+from annocoin.engine.randomness import generator_at
+from annocoin.engine.trainer import Trainer
+from annocoin.errors import InputError, Problems
+from annocoin.objective.task_loss import prediction_loss_table, restricted_loss_table
+from annocoin.prediction.networks import (
+    PredictionArchitecture,
+    build_network,
+    read_prediction,
+    resize_shortest_side,
+    write_prediction,
+)
+from annocoin.prediction.region_scoring import score_regions
+from annocoin.seeds.retrieval import retrieve
+from engine.conftest import Artefacts
+
+SERIAL = Execution(jobs=1)
+
+
+class World:
+    """Files of the two networks, and the scenes prepared for the conditional network."""
+
+    def __init__(self, artefacts: Artefacts, root: Path) -> None:
+        self.weak = artefacts.weak["box"]
+        self.config = ConditionalConfig(
+            ConditionalArchitecture(self.weak.classes, "tiny", size=64),
+            training=ConditionalTraining(samples=3),
+            top_regions=20,
+        )
+        folders = (artefacts.regions, artefacts.seeds["box"])
+        self.prepared = prepare_images(self.weak, *folders, root / "p", self.config, SERIAL)
+        torch.manual_seed(0)
+        net = ConditionalNetwork(self.config.architecture, "imagenet")
+        torch.nn.init.normal_(net.join_noise.weight, std=3.0)
+        torch.nn.init.normal_(net.classify.weight, std=0.1)
+        self.conditional, self.prediction = root / "c.safetensors", root / "p.safetensors"
+        write_conditional(self.conditional, net.eval())
+        architecture = PredictionArchitecture(
+            self.weak.classes, "tiny", min_size=64, max_size=96, fpn_channels=16,
+            representation_size=32, mask_layers=1, anchor_size=20, rpn_top_n=50,
+        )  # fmt: skip
+        write_prediction(self.prediction, build_network(architecture, "imagenet"), architecture)
+
+    def draw(self, out: Path, dataset: WeakDataset | None = None, **options: Any) -> Any:
+        options = {"execution": SERIAL, "seed": 0, **options}
+        dataset, execution = dataset or self.weak, options.pop("execution")
+        network, config = self.conditional, self.config
+        return draw_labels(dataset, self.prepared, network, config, out, execution, **options)
+
+    def tables(
+        self, out: Path, dataset: WeakDataset | None = None, execution: Execution = SERIAL
+    ) -> Any:
+        arguments = (dataset or self.weak, self.prepared, self.prediction, self.config)
+        return make_loss_tables(*arguments, out, execution)
+
+
+@pytest.fixture(scope="module")
+def world(artefacts: Artefacts, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(artefacts, tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def labels(world: World, tmp_path_factory: pytest.TempPathFactory) -> PseudoLabelFolder:
+    folder: PseudoLabelFolder = world.draw(tmp_path_factory.mktemp("labels") / "l")
+    return folder
+
+
+def same(first: PseudoLabels, second: PseudoLabels) -> bool:
+    return first.instances == second.instances and torch.equal(first.members, second.members)
+
+
+def test_every_label_has_an_instance_in_every_sample(
+    world: World, labels: PseudoLabelFolder
+) -> None:
+    assert list(labels) == [image.image_id for image in world.weak]
+    assert any(len(drawn.instances) > drawn.members[0].sum() for drawn in labels.values())
+    for image in world.weak:
+        drawn = labels[image.image_id]
+        expected = sorted(image.annotation.labels.tolist())
+        assert len(drawn.members) == 3
+        for sample in drawn.members:
+            assert sorted(drawn.instances.labels[sample].tolist()) == expected
+        boxes = {tuple(box) for box in drawn.consensus_instances().boxes.tolist()}
+        assert boxes == {tuple(box) for box in image.annotation.boxes.double().tolist()}
+
+
+def test_samples_depend_on_seed_and_image_only(
+    world: World, labels: PseudoLabelFolder, tmp_path: Path
+) -> None:
+    few = world.draw(tmp_path / "few", world.weak[2:4])
+    assert list(few) == [image.image_id for image in world.weak[2:4]]
+    assert all(same(few[image_id], labels[image_id]) for image_id in few)
+    other = world.draw(tmp_path / "other", seed=1)
+    assert any(not same(other[image_id], labels[image_id]) for image_id in other)
+    removed = next(iter(few))
+    few.files[removed].unlink()
+    stamp = few.files[world.weak[3].image_id].stat().st_mtime_ns
+    again = world.draw(tmp_path / "few", world.weak[2:4])
+    assert same(again[removed], labels[removed])
+    assert again.files[world.weak[3].image_id].stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("stage", ["draw", "tables"])
+def test_other_processes_can_do_the_work(
+    world: World,
+    labels: PseudoLabelFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+) -> None:
+    """All that they need can be pickled."""
+
+    def pickled(tasks: Any, start: Any, description: str, *, jobs: int, problems: Problems) -> Any:
+        assert jobs == 2
+        start = pickle.loads(pickle.dumps(start))
+        return work_through(tasks, start, description, jobs=1, problems=problems)
+
+    monkeypatch.setattr(image_stages, "work_through", pickled)
+    folder = getattr(world, stage)(tmp_path / "out", execution=Execution(jobs=2))
+    assert len(folder) == 8
+    if stage == "draw":
+        assert all(same(folder[image_id], labels[image_id]) for image_id in labels)
+
+
+def test_loss_tables_are_those_of_single_images(
+    world: World, labels: PseudoLabelFolder, tmp_path: Path
+) -> None:
+    tables = world.tables(tmp_path / "t")
+    net, architecture = read_prediction(world.prediction)
+    for image in world.weak:
+        requirements = world.prepared[image.image_id].requirements
+        resized = resize_shortest_side(image.pixels(), architecture.min_size, architecture.max_size)
+        scores = score_regions(net, resized, requirements.regions, requirements.labels)
+        expected = restricted_loss_table(*scores)
+        assert tables[image.image_id].shape == expected.shape
+        torch.testing.assert_close(tables[image.image_id], expected, rtol=1e-3, atol=1e-3)
+    with_tables = world.draw(tmp_path / "l", tables=tables)
+    assert any(not same(with_tables[i], labels[i]) for i in labels), "they enter the scores"
+    fewer = {image.image_id: tables[image.image_id] for image in world.weak[1:]}
+    drawn = world.draw(tmp_path / "m", tables=fewer)
+    assert list(drawn) == list(fewer), "an image without a table is left out"
+
+
+def test_forms_of_the_loss_table(world: World) -> None:
+    generator = torch.Generator().manual_seed(0)
+    log_probabilities = torch.rand(5, 3, generator=generator).log_softmax(dim=1)
+    mask_losses = torch.rand(5, 2, generator=generator)
+    config = world.config
+    ours = loss_table(log_probabilities, mask_losses, config)
+    assert torch.equal(ours, restricted_loss_table(log_probabilities, mask_losses))
+    printed = replace(config, training=replace(config.training, restrict_to_annotation=False))
+    paper = loss_table(log_probabilities, mask_losses, printed)
+    assert torch.equal(paper, prediction_loss_table(log_probabilities, mask_losses))
+
+
+@pytest.mark.parametrize("stage", ["draw", "tables"])
+def test_an_image_that_became_unreadable_is_skipped_or_named(
+    world: World, tmp_path: Path, stage: str
+) -> None:
+    weak = world.weak
+    (tmp_path / "b.jpg").write_bytes(weak[5].path.read_bytes()[:-600])
+    broken = replace(weak[5], path=tmp_path / "b.jpg")
+    dataset = replace(weak, images=(*weak[:5], broken, *weak[6:]))
+    work = getattr(world, stage)
+    with pytest.raises(InputError, match=str(broken.image_id)):
+        work(tmp_path / "out", dataset)
+    execution = Execution(jobs=1, problems=Problems(skip=True))
+    folder = work(tmp_path / "out", dataset, execution=execution)
+    assert set(folder) == {image.image_id for image in weak} - {broken.image_id}
+    assert len(execution.problems.skipped) == 1
+
+
+def test_retrieved_labels_of_tags_are_those_of_the_seeds(
+    artefacts: Artefacts, tmp_path: Path
+) -> None:
+    weak, seeds = artefacts.weak["image"], artefacts.seeds["image"]
+    folder = retrieve_labels(weak, artefacts.regions, seeds, tmp_path / "l", SERIAL)
+    for image in weak:
+        regions, peaks = artefacts.regions[image.image_id], seeds[image.image_id]
+        expected = retrieve(regions, peaks, image.annotation).instances(regions, peaks)
+        retrieved = folder[image.image_id].consensus_instances()
+        assert retrieved.masks == expected.masks
+        assert torch.equal(retrieved.labels, expected.labels)
+        assert set(retrieved.labels.tolist()) == set(image.annotation.distinct_labels)
+
+
+@pytest.mark.parametrize("supervision", ["box", "mixed"])
+def test_retrieved_labels_keep_annotated_boxes_and_masks(
+    artefacts: Artefacts, tmp_path: Path, supervision: str
+) -> None:
+    weak, seeds = artefacts.weak[supervision], artefacts.seeds[supervision]
+    folder = retrieve_labels(weak, artefacts.regions, seeds, tmp_path / "l", SERIAL)
+    for image in weak:
+        instances = folder[image.image_id].consensus_instances()
+        boxes = {tuple(box) for box in instances.boxes.tolist()}
+        annotated = {label.box for label in image.annotation if label.box is not None}
+        assert annotated <= boxes
+        annotated_masks = [label.mask for label in image.annotation if label.mask is not None]
+        assert all(mask in instances.masks for mask in annotated_masks)
+        assert len(instances) == len(image.annotation)
+
+
+@pytest.mark.parametrize("name", ["voc-r50", "voc-r50-literal"])
+def test_the_papers_presets_from_seeds_to_samples(
+    artefacts: Artefacts, tmp_path: Path, name: str
+) -> None:
+    weak, literal = artefacts.weak["image"], name == "voc-r50-literal"
+    config = preset(name, weak.classes).conditional
+    config = replace(
+        config,
+        architecture=replace(config.architecture, trunk="tiny", size=64),
+        training=replace(config.training, initial_steps=2, batch_size=2, samples=3),
+    )
+    folders = (artefacts.regions, artefacts.seeds["image"])
+    prepared = prepare_images(weak, *folders, tmp_path / "p", config, SERIAL)
+    examples = ConditionalDataset(weak, prepared, size=64)
+    example = examples[0]
+    assert all(contains.shape[1] == 0 for contains in example.requirements.peaks) == literal
+    assert (example.candidates(config.scoring).seed_prior is None) == literal
+    net = ConditionalNetwork(config.architecture)
+    train_from_seeds(net, examples, config, trainer=Trainer(workers=0))
+    samples = samples_of(net, example, config, generator=generator_at(0))
+    assert len(samples) == 3
+    assert all(example.requirements.met_by(labels) for labels in samples.labels)
+    assert len(samples_of(net, example, config, 5)) == 5
+    consensus = samples.consensus()
+    assert set(consensus.labels.tolist()) == set(weak[0].annotation.distinct_labels)
+    assert bool(((consensus.confidence >= 0) & (consensus.confidence <= 1)).all())
+    pointwise = replace(config, training=replace(config.training, pointwise=True))
+    assert len(samples_of(net, example, pointwise)) == 1
+
+
+def test_nothing_is_labelled_without_prepared_images(world: World, tmp_path: Path) -> None:
+    with PreparedFolder.writing(tmp_path / "p", {}, []):
+        pass
+    empty = PreparedFolder(tmp_path / "p")
+    with pytest.raises(InputError, match="no image of the dataset is prepared there"):
+        ConditionalDataset(world.weak, empty, size=64)
