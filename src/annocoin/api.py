@@ -332,23 +332,23 @@ def _pseudo_labels(
 
 def _measurement(truth: EvaluationDataset, dataset: WeakDataset, problems: Problems) -> Measurement:
     """Average precision on the dataset's images, for the metrics of a run."""
-    wanted = {image.image_id for image in dataset}
-    kept = tuple(image for image in truth.labelled if image.image_id in wanted)
+    training = {image.image_id for image in dataset}
+    kept = tuple(image for image in truth.labelled if image.image_id in training)
     source = truth.labelled.source
     if not kept:
         raise InputError(f"{source}: no true masks of these images to measure with")
-    if len(kept) < len(wanted):
+    if len(kept) < len(training):
         with problems.caught():
             raise InputError(
-                f"{source}: true masks of {len(kept)} of {len(wanted)} images; use --skip-bad to "
+                f"{source}: true masks of {len(kept)} of {len(training)} images; use --skip-bad to "
                 "measure with those, or leave --measure out"
             )
     subset = EvaluationDataset(replace(truth.labelled, images=kept, splits={}))
     known = {image.image_id for image in kept}
 
     def figures(labels: Mapping[ImageId, Instances]) -> dict[str, float]:
-        labels = {image_id: own for image_id, own in labels.items() if image_id in known}
-        mean = evaluate(labels, subset, thresholds=THRESHOLDS).mean
+        measured = {image_id: labels[image_id] for image_id in labels if image_id in known}
+        mean = evaluate(measured, subset, thresholds=THRESHOLDS).mean
         return {f"map@{threshold:g}": value for threshold, value in mean.items()}
 
     content = repr([(image.image_id, image.annotation) for image in kept])

@@ -245,7 +245,7 @@ def _retrieve(
     retrieved = {
         method: retrieve(candidates, peaks, image.annotation, method) for method in METHODS
     }
-    return {method: found.instances(candidates, peaks) for method, found in retrieved.items()}
+    return {method: result.instances(candidates, peaks) for method, result in retrieved.items()}
 
 
 def _count_images(folder: Mapping[Any, Any], images: Iterable[Any], problems: Problems) -> int:

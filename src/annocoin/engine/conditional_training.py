@@ -191,7 +191,7 @@ def _direct_loss(
     name: str,
 ) -> tuple[Tensor, Figures]:
     training, table = config.training, example.table
-    # the table is not part of the scores here: the network has to learn what it says
+    # the scores do not contain the table, which the network has to learn from
     candidates = example.without_table().candidates(config.scoring).to(features.device)
     noise = None
     if not training.pointwise:

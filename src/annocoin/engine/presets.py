@@ -282,8 +282,8 @@ def configure(
     options = {"conditional": "architecture.trunk", "prediction": "architecture.backbone"}
     for part, option in options.items():
         key, default = f"{part}.weights", getattr(config, part)
-        own = changes.get(f"{part}.{option}", _backbone_of(default)).removeprefix("unet-")
-        if default.weights == FROM_CLASSIFIER and own != backbone:
+        encoder = changes.get(f"{part}.{option}", _backbone_of(default)).removeprefix("unet-")
+        if default.weights == FROM_CLASSIFIER and encoder != backbone:
             changes.setdefault(key, IMAGENET)
     config = override(config, changes)
     if weights is not None:

@@ -393,7 +393,7 @@ class _Rounds:
         self.run.measure(
             stage,
             lambda: measurement.figures(
-                {i: own.consensus_instances() for i, own in labels.items()}
+                {image_id: x.consensus_instances() for image_id, x in labels.items()}
             ),
             measurement.digest,
         )

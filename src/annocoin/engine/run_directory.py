@@ -268,10 +268,10 @@ def is_run(path: Path) -> bool:
 
 def check_format(path: Path) -> None:
     """Raise if a run was made by another version of annocoin."""
-    made = read_json(path / ENVIRONMENT)
-    if made.get("run_format") != RUN_FORMAT:
+    environment = read_json(path / ENVIRONMENT)
+    if environment.get("run_format") != RUN_FORMAT:
         raise InputError(
-            f"{path}: a run of annocoin {made.get('annocoin')}, which this version cannot use; "
+            f"{path}: a run of annocoin {environment.get('annocoin')}, which this version cannot use; "
             "train anew in another folder"
         )
 
