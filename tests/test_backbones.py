@@ -65,7 +65,7 @@ def test_weights_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", offline)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
-    with pytest.raises(InputError, match=r"cannot be fetched .*--backbone-weights"):
+    with pytest.raises(InputError, match=r"cannot be fetched .*--weights DIR"):
         build_backbone("mobilenet_v2")
 
 

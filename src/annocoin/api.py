@@ -240,6 +240,8 @@ def predict_dataset(
     """
     known, problems = run.config.classes, problems or Problems()
     unknown = [name for name in dataset.classes if name not in known]
+    if len(unknown) == len(dataset.classes):
+        raise InputError(f"{run.path}: has none of the classes {brief(unknown)}")
     if unknown:
         print(
             f"note: {run.path} was trained without {brief(unknown)}; they get no instances",

@@ -239,8 +239,8 @@ def _torchvision_network(name: str, *, pretrained: bool) -> nn.Module:
         )
     except (OSError, RuntimeError) as error:  # no connection, no space, a broken file
         raise InputError(
-            f"backbone {name}: ImageNet weights cannot be fetched ({error}); pass local ones with "
-            "`annocoin train --weights DIR` or `annocoin seeds --backbone-weights FILE`"
+            f"backbone {name}: ImageNet weights cannot be fetched ({error}); pass a "
+            "folder with local ones with --weights DIR"
         ) from None
     return net
 

@@ -87,7 +87,9 @@ def train_command(
     group = init_distributed(devices=devices, nodes=nodes, device=device, precision=precision)
     log: Any = partial(print, flush=True) if group.is_main else (lambda line: None)
     if group.device.type == "cpu" and preset in options.GPU_PRESETS:
-        log(f"{preset} is meant for GPUs; on this CPU it takes days, --preset voc-cpu takes hours")
+        log(
+            f"{preset} is meant for GPUs; on this CPU it takes days, --preset voc-cpu about an hour"
+        )
     run = annocoin.train(
         weak, out, preset, rounds=rounds, seed=seed, changes=changes, weights=weights,
         precomputed=precomputed, truth=truth, group=group, jobs=jobs,
@@ -140,8 +142,7 @@ def label_command(
     confidences = [instance.confidence for image in labelled for instance in image.annotation]
     print(f"{out}: {len(labelled)} images, {len(confidences)} masks")
     known = [confidence for confidence in confidences if confidence is not None]
-    if known:
-        low = sum(confidence < LOW_CONFIDENCE for confidence in known)
+    if low := sum(confidence < LOW_CONFIDENCE for confidence in known):
         print(f"  {low} with a confidence below {LOW_CONFIDENCE}: review those first")
     options.print_loss(loss)
     options.print_skipped(source.problems)

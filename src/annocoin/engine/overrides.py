@@ -65,8 +65,8 @@ def _parse(text: str, hint: Any, name: str) -> Any:
             return None
         if kind in (bool, int) and type(value) is kind:
             return value
-        if kind is float and _is_number(value):
-            return float(value)
+        if kind is float and (number := _number(text)) is not None:
+            return number
         if typing.get_origin(kind) is tuple and isinstance(value, list):
             parts = typing.get_args(kind)
             if set(parts) == {float} and len(parts) == len(value) and all(map(_is_number, value)):
@@ -80,6 +80,14 @@ def _parse(text: str, hint: Any, name: str) -> Any:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def weights_folder(config: Config, folder: Path) -> Config:

@@ -271,8 +271,8 @@ def check_format(path: Path) -> None:
     environment = read_json(path / ENVIRONMENT)
     if environment.get("run_format") != RUN_FORMAT:
         raise InputError(
-            f"{path}: a run of annocoin {environment.get('annocoin')}, which this version cannot use; "
-            "train anew in another folder"
+            f"{path}: a run of annocoin {environment.get('annocoin')}, which this version cannot "
+            "use; train anew in another folder"
         )
 
 
