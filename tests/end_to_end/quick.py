@@ -1,4 +1,4 @@
-"""A whole run in seconds: everything small."""
+"""A whole run in seconds: options that make everything small."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ QUICK = {
     "regions.limit": "60",
     "classifier.size": "64",
     "classifier.epochs": "1",
-    "classifier.batch": "4",
+    "classifier.batch_size": "4",
     "conditional.architecture.size": "64",
-    "conditional.best": "20",
-    "conditional.learning.initial_steps": "4",
-    "conditional.learning.steps": "3",
-    "conditional.learning.batch": "2",
-    "conditional.learning.samples": "3",
+    "conditional.top_regions": "20",
+    "conditional.training.initial_steps": "4",
+    "conditional.training.steps": "3",
+    "conditional.training.batch_size": "2",
+    "conditional.training.samples": "3",
     "prediction.architecture.min_size": "64",
     "prediction.architecture.fpn_channels": "16",
     "prediction.architecture.representation_size": "32",
@@ -21,10 +21,11 @@ QUICK = {
     "prediction.architecture.rpn_top_n": "50",
     "prediction.losses.anchors_per_image": "16",
     "prediction.losses.rois_per_image": "8",
-    "prediction.learning.steps": "4",
-    "prediction.learning.final_steps": "4",
-    "prediction.learning.batch": "2",
+    "prediction.training.steps": "4",
+    "prediction.training.final_steps": "4",
+    "prediction.training.batch_size": "2",
     "rounds": "1",
 }
-WORDS = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
+OVERRIDES = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
+ARGUMENTS = ("--preset", "synthetic", "--jobs", "1", *OVERRIDES)
 """The same for the command line."""
