@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from annocoin import files
+from annocoin.data.loading import load_weak
+from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_classifier
 from end_to_end.conftest import metrics
 from end_to_end.quick import ARGUMENTS
 
@@ -70,25 +72,27 @@ def test_a_second_process_is_refused(scenes: Path, tmp_path: Path, devices: int)
 
 def test_two_processes_train_as_one_with_twice_the_batch(scenes: Path, tmp_path: Path) -> None:
     """Processes with gloo between them: the same losses, and every image's files once."""
+    classifier = tmp_path / "c.safetensors"  # the same seeds for both, to the bit
+    torch.manual_seed(0)
+    architecture = ClassifierArchitecture(load_weak(scenes).classes, "tiny", size=64)
+    write_classifier(classifier, Classifier(architecture))
     # with a higher learning rate the last bit of a sum may decide, steps later, on the proposals
     common = ("-m", "annocoin", "train", scenes, "--split", "train", *ARGUMENTS,
-              "--set", "prediction.training.lr=1e-4")  # fmt: skip
+              "--classifier", classifier, "--set", "prediction.training.lr=1e-4")  # fmt: skip
     doubled = [f"{part}.training.batch_size=4" for part in ("conditional", "prediction")]
-    doubled += ["classifier.batch_size=4"]
     flags = [word for change in doubled for word in ("--set", change)]
     output_of(*common, "--out", tmp_path / "one", *flags)
-    halved = ("--set", "classifier.batch_size=2")
-    output_of(*common, "--out", tmp_path / "two", *halved, "--devices", 2)
+    output_of(*common, "--out", tmp_path / "two", "--devices", 2)
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     assert [(line["stage"], line.get("step")) for line in one] == [
         (line["stage"], line.get("step")) for line in two
     ]
     compared = 0
     for ours, theirs in zip(one, two, strict=True):
-        if ours["stage"] in ("classifier", "conditional", "round 1, prediction") and "loss" in ours:
-            assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-3, abs=1e-4), ours
+        if ours["stage"] in ("conditional", "round 1, prediction") and "loss" in ours:
+            assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-4, abs=1e-4), ours
             compared += 1
-    assert compared == 10
+    assert compared == 8
     for stage in ("regions", "seeds", "examples", "round-1-tables", "final-samples"):
         names = []
         for run in ("one", "two"):

@@ -30,8 +30,8 @@ from processes import is_running, wait_until
 PARENT = """
 import subprocess, sys
 child = (
-    "import os; from annocoin.engine.distribution import _exit_with_parent;"
-    "print(flush=True); _exit_with_parent(os.getppid())"
+    "import os; from annocoin.engine.distribution import exit_with_parent;"
+    "print(flush=True); exit_with_parent(os.getppid())"
 )
 process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
 process.stdout.readline()

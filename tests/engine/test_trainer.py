@@ -6,6 +6,9 @@ import gc
 import json
 import math
 import pickle
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,10 +29,9 @@ from annocoin.engine.trainer import (
     _pickled,
     batch_indices,
     epoch_order,
-    save_optimizer,
 )
 from annocoin.errors import InputError, Problems
-from processes import wait_until
+from processes import is_running, wait_until
 
 LR, MAX_GRAD_NORM = 0.1, 5.0
 
@@ -74,18 +76,16 @@ def fit(
     *,
     steps: int = 12,
     name: str = "constant",
-    optimizer_state: Path | None = None,
     schedule: dict[str, Any] | None = None,
     **options: Any,
-) -> torch.optim.Optimizer:
+) -> None:
     options = {"workers": 0, **options}
-    return Trainer(**options).fit(
+    Trainer(**options).fit(
         net,
         Numbers() if examples is None else examples,
         [{"params": list(net.parameters()), "lr": LR}],
         Schedule(steps, 2, **{"max_grad_norm": MAX_GRAD_NORM, **(schedule or {})}),
         name=name,
-        optimizer_state=optimizer_state,
     )
 
 
@@ -148,26 +148,11 @@ def naive_sgd(batches: list[list[float]], weight: float, speed: float) -> tuple[
     return weight, speed
 
 
-def test_sgd_has_momentum_which_a_later_training_takes_over(tmp_path: Path) -> None:
-    first, second = Constant(0.0), Constant(0.0)
-    optimizer = fit(first, steps=5, schedule={"optimizer": "sgd"})
-    weight, speed = naive_sgd(first.batches, 0.0, 0.0)
-    assert first.weight.item() == pytest.approx(weight, rel=1e-5)
-    save_optimizer(tmp_path / "o.pt", optimizer)
-    second.load_state_dict(first.state_dict())
-    fit(second, steps=3, schedule={"optimizer": "sgd"}, optimizer_state=tmp_path / "o.pt")
-    continued, _ = naive_sgd(second.batches, weight, speed)
-    assert second.weight.item() == pytest.approx(continued, rel=1e-5)
-    assert second.weight.item() != pytest.approx(naive_sgd(second.batches, weight, 0.0)[0])
-
-
-def test_moments_are_taken_over_and_options_are_not(tmp_path: Path) -> None:
-    net = Constant()
-    save_optimizer(tmp_path / "o.pt", fit(net, steps=7, schedule={"weight_decay": 0.3}))
-    optimizer = fit(net, steps=2, optimizer_state=tmp_path / "o.pt")
-    (state,) = optimizer.state.values()
-    assert float(state["step"]) == 9
-    assert optimizer.param_groups[0]["weight_decay"] == 0.0
+def test_sgd_has_momentum() -> None:
+    net = Constant(0.0)
+    fit(net, steps=5, schedule={"optimizer": "sgd"})
+    weight, _ = naive_sgd(net.batches, 0.0, 0.0)
+    assert net.weight.item() == pytest.approx(weight, rel=1e-5)
 
 
 class Interrupted(Exception):
@@ -260,6 +245,41 @@ def test_a_training_that_fails_leaves_no_process() -> None:
         fit(Constant(), Numbers(1.0, math.inf), workers=2)
     gc.collect()
     wait_until(lambda: set(psutil.Process().children(recursive=True)) <= before)
+
+
+KILLED = """
+import os, time
+import psutil, torch
+from torch import nn
+from annocoin.engine.trainer import Schedule, Trainer
+
+class Examples:
+    def __len__(self): return 10
+    def image_id(self, index): return index
+    def load(self, index, step): return torch.zeros(1_000_000)  # more than a pipe holds
+
+class Step(nn.Linear):
+    def forward(self, batch):
+        print(*(child.pid for child in psutil.Process().children()), flush=True)
+        time.sleep(600)
+
+net = Step(1, 1)
+parameters = [{"params": list(net.parameters()), "lr": 1.0}]
+Trainer(workers=2).fit(net, Examples(), parameters, Schedule(99, 1), name="killed")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills a process")
+def test_loader_processes_end_when_the_training_is_killed() -> None:
+    """Also while they send a batch that nobody receives any more."""
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        workers = [int(number) for number in training.stdout.readline().split()]
+        assert len(workers) == 2
+        time.sleep(0.5)  # until they wait to send
+        training.kill()
+    wait_until(lambda: not any(map(is_running, workers)), 20)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -169,7 +169,7 @@ def init_distributed(
     if target.type == "cpu" and devices > 1:  # threads of processes that share cores would compete
         torch.set_num_threads(max(1, cores() // devices))
     if local_rank > 0:
-        threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
     fabric.launch()
     return ProcessGroup(fabric, nodes, precision)
 
@@ -212,7 +212,7 @@ def _check_rendezvous(nodes: int) -> None:
     os.environ.setdefault("MASTER_PORT", MASTER_PORT)
 
 
-def _exit_with_parent(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End this process when the one that started it has ended: it would wait for it forever."""
     while os.getppid() == parent:
         time.sleep(1)

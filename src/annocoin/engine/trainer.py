@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import pickle
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from annocoin import files
 from annocoin.engine.config import OptimizerName
-from annocoin.engine.distribution import ProcessGroup, loader_workers, single_process
+from annocoin.engine.distribution import (
+    ProcessGroup,
+    exit_with_parent,
+    loader_workers,
+    single_process,
+)
 from annocoin.engine.metrics import MetricsLogger
 from annocoin.engine.randomness import generator_at, seed_of, seeded
 from annocoin.errors import InputError, Problems, brief, one_line
@@ -125,20 +132,16 @@ class Trainer:
         *,
         name: str,
         seed: int = 0,
-        optimizer_state: Path | None = None,
-    ) -> torch.optim.Optimizer:
-        """Train a module; gives the optimizer in its final state.
+    ) -> None:
+        """Train a module.
 
         Args:
             module: a `TrainingStep`.
             parameters: parameter groups, each with its maximum learning rate "lr".
             name: of this training, for messages and random numbers: another name draws others.
-            optimizer_state: file of `save_optimizer` to start from, instead of an empty state.
         """
         group = self.group or single_process(str(next(module.parameters()).device))
         optimizer = _optimizer(schedule, parameters)
-        if optimizer_state is not None:
-            load_optimizer(optimizer_state, optimizer)
         first = self.checkpointer.resume(name, module, optimizer)
         scheduler = LambdaLR(optimizer, schedule.lr_factor, last_epoch=first - 1)
         if self.logger is not None and group.is_main:
@@ -178,7 +181,6 @@ class Trainer:
         module.eval()
         if self.logger is not None and group.is_main:
             self.logger.close()
-        return optimizer
 
     def _batches(
         self,
@@ -201,7 +203,7 @@ class Trainer:
                 num_workers=workers,
                 collate_fn=_pickled if workers else list,
                 prefetch_factor=2 if workers else None,
-                worker_init_fn=_one_thread,
+                worker_init_fn=_init_worker,
                 generator=torch.Generator(),  # or it would draw from the global one
             )
         )
@@ -248,18 +250,6 @@ class Checkpointer:
         state = {"name": name, "step": step, "module": module.state_dict()}
         _save(self.path, state | {"optimizer": optimizer.state_dict()})
         self._saved = time.monotonic()
-
-
-def save_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Write the state of an optimizer, from which a later training can start."""
-    _save(path, optimizer.state_dict())
-
-
-def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Take over the moments of `save_optimizer`; the parameter groups' options stay."""
-    options = optimizer.state_dict()["param_groups"]
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    optimizer.load_state_dict({"state": state["state"], "param_groups": options})
 
 
 def batch_indices(
@@ -352,8 +342,10 @@ def _pickled(batch: list[_Loaded]) -> bytes:
     return content.getvalue()
 
 
-def _one_thread(_: int) -> None:
+def _init_worker(_: int) -> None:
     cv2.setNumThreads(0)  # torch sets its own number of threads in workers
+    # torch's workers wait forever if the parent is killed while they send a batch
+    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
 
 
 def _optimizer(schedule: Schedule, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
