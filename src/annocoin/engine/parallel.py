@@ -57,7 +57,7 @@ def work_through(
     if not tasks:
         return []
     if jobs == 1 or len(tasks) == 1:
-        with nullcontext() if jobs == 1 else _single_thread():
+        with nullcontext() if jobs == 1 else single_thread():
             worker = start()
             return _collect([partial(worker, *task) for task in tasks], description, problems)
     context = multiprocessing.get_context("spawn")
@@ -98,7 +98,8 @@ def _collect(pending: list[Callable[[], Any]], description: str, problems: Probl
 
 
 @contextmanager
-def _single_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
+    """Compute with one thread in the block, as worker processes do."""
     threads = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -41,8 +40,7 @@ def train_prediction(
     name: str = "",
     seed: int = 0,
     trainer: Trainer | None = None,
-    optimizer_state: Path | None = None,
-) -> torch.optim.Optimizer:
+) -> None:
     """Train a prediction network on the samples of the conditional distribution.
 
     Minimises DIV(Pr_p, Pr_c) - (1 - gamma) DIV(Pr_p, Pr_p).
@@ -51,7 +49,6 @@ def train_prediction(
         labels: pseudo labels by image id; images without any are left out.
         span: the fraction of the training over all rounds that these steps are, for the schedule.
         name: such as the round; another name draws other images.
-        optimizer_state: of the round before.
     """
     usable = [image for image in images if image.image_id in labels]
     if not usable:
@@ -61,7 +58,7 @@ def train_prediction(
     backbone = [weight for weight in net.backbone.body.parameters() if weight.requires_grad]
     pretrained = {id(weight) for weight in backbone}
     heads = [w for w in net.parameters() if w.requires_grad and id(w) not in pretrained]
-    optimizer = (trainer or Trainer()).fit(
+    (trainer or Trainer()).fit(
         _PredictionStep(SoftLosses(net, config.losses, gamma)),
         _PredictionExamples(usable, labels, config, seed, name),
         [
@@ -78,12 +75,10 @@ def train_prediction(
         ),
         name=name,
         seed=seed,
-        optimizer_state=optimizer_state,
     )
     if config.losses.class_agnostic_masks:
         make_masks_class_agnostic(net)
     net.eval()
-    return optimizer
 
 
 class _Example(NamedTuple):

@@ -36,7 +36,7 @@ from annocoin.engine.preflight import Precomputed, check_before_work, plan
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
 from annocoin.engine.randomness import seed_of, seeded
 from annocoin.engine.run_directory import Log, Run, Stage, open_run
-from annocoin.engine.trainer import CHECKPOINT_SECONDS, save_optimizer
+from annocoin.engine.trainer import CHECKPOINT_SECONDS
 from annocoin.errors import Problems
 from annocoin.files import file_digest, write_bytes
 from annocoin.prediction.networks import build_network, read_prediction, write_prediction
@@ -47,7 +47,6 @@ from annocoin.types import ImageId, Instances
 
 CONDITIONAL_FILE = "conditional.safetensors"
 PREDICTION_FILE = "prediction.safetensors"
-OPTIMIZER_FILE = "optimizer.pt"
 FILES = "files"
 
 Labels = Mapping[ImageId, PseudoLabels]
@@ -305,7 +304,7 @@ class _Rounds:
             else:
                 net, _ = read_prediction(previous.folder / PREDICTION_FILE)
             net.to(self.run.group.device)
-            optimizer = train_prediction(
+            train_prediction(
                 net,
                 config,
                 self.dataset,
@@ -316,11 +315,8 @@ class _Rounds:
                 name=name,
                 seed=self.config.seed,
                 trainer=self._trainer(stage),
-                optimizer_state=None if previous is None else previous.folder / OPTIMIZER_FILE,
             )
             if self.run.group.is_main:
-                if name.startswith("round"):
-                    save_optimizer(stage.folder / OPTIMIZER_FILE, optimizer)
                 write_prediction(stage.folder / PREDICTION_FILE, net, config.architecture)
 
         self.run.do(stage, work)

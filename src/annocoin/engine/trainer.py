@@ -34,6 +34,7 @@ from annocoin.engine.distribution import (
     single_process,
 )
 from annocoin.engine.metrics import MetricsLogger
+from annocoin.engine.parallel import single_thread
 from annocoin.engine.randomness import generator_at, seed_of, seeded
 from annocoin.errors import InputError, Problems, brief, one_line
 from annocoin.progress import track
@@ -209,12 +210,15 @@ class Trainer:
         )
 
     def _next(self, batches: Iterator[Any], step: int) -> tuple[Batch, list[ImageId]]:
-        content = next(batches)
+        with single_thread():  # as in loader processes: resized images depend on it
+            content = next(batches)
         loaded: list[_Loaded] = pickle.loads(content) if isinstance(content, bytes) else content
         for item in loaded:
             for reason in item.unreadable:
                 with self.problems.caught():
                     raise InputError(reason)
+            if item.example is None:
+                raise InputError(f"no image can be used; {item.unreadable[0]}")
         return Batch([item.example for item in loaded], step), [item.image_id for item in loaded]
 
 
@@ -323,8 +327,8 @@ class _Loadable(Dataset[_Loaded]):
                 line = one_line(error)
                 reasons.append(line if str(image_id) in line else f"image {image_id!r}: {line}")
                 if not self.skip:
-                    return _Loaded(None, image_id, tuple(reasons))
-        raise InputError(f"no image can be used; {reasons[0]}")
+                    break
+        return _Loaded(None, image_id, tuple(reasons))
 
 
 class _Pickler(pickle.Pickler):
