@@ -33,10 +33,9 @@ from annocoin.engine.config import ConditionalConfig, ConditionalTraining, Targe
 from annocoin.engine.image_stages import Execution
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError, Problems
-from annocoin.seeds.votes import filter_regions, seed_pixels
+from annocoin.seeds.region_filter import filter_regions, seed_pixels
 from annocoin.types import Annotation, WeakLabel
-from engine.conftest import Artefacts
-from engine.worlds import no_seeds
+from engine.worlds import Artefacts, no_seeds
 
 CLASSES = ("ringtail", "crossbill", "starfish", "zebra", "checkerspot", "moonfish")
 TRAINING = ConditionalTraining(initial_steps=2, steps=2, batch_size=4, samples=2)

@@ -33,8 +33,9 @@ from annocoin.errors import InputError, Problems
 from annocoin.regions import storage
 from annocoin.regions.region_set import RegionSet
 from annocoin.regions.storage import RegionFolder, regions_from_arrays, regions_to_arrays
+from annocoin.seeds.region_filter import filter_regions, seed_pixels
 from annocoin.seeds.seed_set import SeedFolder, Seeds
-from annocoin.seeds.votes import filter_regions, seed_pixels, soft_labels
+from annocoin.seeds.votes import soft_labels
 from annocoin.types import ImageId
 
 FORMAT = ArrayFormat(

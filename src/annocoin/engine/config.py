@@ -15,8 +15,8 @@ from annocoin.objective.diversity import GAMMA
 from annocoin.prediction.networks import PredictionArchitecture
 from annocoin.prediction.soft_losses import LossOptions
 from annocoin.regions.proposals import RegionOptions
+from annocoin.seeds.region_filter import TOP_REGIONS
 from annocoin.seeds.seeder import SeedOptions
-from annocoin.seeds.votes import TOP_REGIONS
 
 FROM_CLASSIFIER = "classifier"
 """Weights of a network whose backbone starts from the backbone of the run's classifier."""
