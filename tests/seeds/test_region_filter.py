@@ -72,12 +72,6 @@ def test_a_crowd_keeps_all_regions_inside_its_box() -> None:
     assert kept.tolist() == [False, True, True, False]
 
 
-def test_the_first_nonempty_selection() -> None:
-    empty, some = torch.tensor([False, False]), torch.tensor([False, True])
-    assert first_nonempty(empty, some, ~empty) is some
-    assert first_nonempty(~some & some, empty) is empty
-
-
 def test_filter_without_seeds_and_bad_thresholds() -> None:
     none = seeds_at([], [], [])
     assert not filter_regions(stripes([[0]], [0.5]), none, Annotation((6, 8))).any()

@@ -14,6 +14,7 @@ from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.retrieval import retrieve
 from annocoin.seeds.seed_set import Seeds
 from annocoin.seeds.votes import (
+    first_nonempty,
     log_objectness,
     probability_inside,
     response_inside,
@@ -143,3 +144,9 @@ def test_no_seeds() -> None:
     labels = soft_labels(regions, none, vote(regions, none), (1,))
     assert labels.tolist() == [[1] * 4, [0] * 4]
     assert soft_labels(regions, none, vote(regions, none), ()).tolist() == [[1] * 4]
+
+
+def test_the_first_nonempty_selection() -> None:
+    empty, some = torch.tensor([False, False]), torch.tensor([False, True])
+    assert first_nonempty(empty, some, ~empty) is some
+    assert first_nonempty(~some & some, empty) is empty
