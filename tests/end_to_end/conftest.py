@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from annocoin import api
-from annocoin.data.loading import load_evaluation, load_weak
-from end_to_end.quick import QUICK
+from annocoin.data.loading import load_evaluation
+from end_to_end.quick import train
 
 SUPERVISION = ("image", "box", "point", "mask")
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics."""
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def train(scenes: Path, out: Path, supervision: Any = "image", **options: Any) -> api.TrainedRun:
-    """A small run on the training split, in this process."""
-    options = {"jobs": 1, "log": lambda _: None, **options}
-    changes = {**QUICK, **options.pop("changes", {})}
-    weak = options.pop("dataset", None) or load_weak(scenes, supervision, split="train")
-    return api.train(weak, out, "synthetic", changes=changes, **options)
 
 
 @pytest.fixture(scope="session")

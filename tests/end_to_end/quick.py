@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+from annocoin import api
+from annocoin.data.loading import load_weak
+
 QUICK = {
     "regions.boundaries": "gradient",
     "regions.limit": "60",
@@ -29,3 +36,16 @@ QUICK = {
 OVERRIDES = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")]
 ARGUMENTS = ("--preset", "synthetic", "--jobs", "1", *OVERRIDES)
 """The same for the command line."""
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def train(scenes: Path, out: Path, supervision: Any = "image", **options: Any) -> api.TrainedRun:
+    """A small run on the training split, in this process."""
+    options = {"jobs": 1, "log": lambda _: None, **options}
+    changes = {**QUICK, **options.pop("changes", {})}
+    weak = options.pop("dataset", None) or load_weak(scenes, supervision, split="train")
+    return api.train(weak, out, "synthetic", changes=changes, **options)

@@ -15,7 +15,7 @@ from annocoin.api import TrainedRun
 from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import evaluate
-from end_to_end.conftest import train
+from end_to_end.quick import train
 from pictures import break_jpeg, picture
 
 Command = Callable[..., Any]

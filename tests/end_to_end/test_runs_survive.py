@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from annocoin import files
 from annocoin.data.loading import load_weak
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_classifier
-from end_to_end.conftest import metrics
-from end_to_end.quick import ARGUMENTS
+from end_to_end.quick import ARGUMENTS, metrics
 
 TESTS = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}

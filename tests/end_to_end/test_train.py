@@ -24,8 +24,7 @@ from annocoin.prediction.networks import read_prediction
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.classifier import read_classifier
 from annocoin.seeds.seed_set import SeedFolder
-from end_to_end.conftest import metrics, train
-from end_to_end.quick import ARGUMENTS, QUICK
+from end_to_end.quick import ARGUMENTS, QUICK, metrics, train
 from pictures import break_jpeg
 
 Command = Callable[..., Any]
@@ -388,7 +387,7 @@ def truncate(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("supervision", "damage"), [("image", truncate), ("image", break_jpeg), ("mask", break_jpeg)]
+    ("supervision", "damage"), [("mask", truncate), ("image", break_jpeg), ("mask", break_jpeg)]
 )
 def test_a_broken_image_stops_the_training_or_is_skipped(
     scenes: Path,

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from annocoin.data.dataset import WeakDataset
 from annocoin.data.loading import load_weak
 from annocoin.engine.image_stages import Execution, make_regions, make_seeds
 from annocoin.regions.proposals import RegionOptions
-from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_classifier
-from annocoin.seeds.seed_set import SeedFolder
+from engine.worlds import Artefacts
 
 SUPERVISION = ("image", "box", "point", "mixed")
-
-
-@dataclass(frozen=True)
-class Artefacts:
-    """Datasets, regions and seeds of the eight scenes; the classifier is not trained."""
-
-    weak: dict[str, WeakDataset]
-    regions: RegionFolder
-    seeds: dict[str, SeedFolder]
-    classifier: Path
 
 
 @pytest.fixture(scope="session")

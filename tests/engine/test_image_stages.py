@@ -48,7 +48,7 @@ from annocoin.seeds.retrieval import METHODS
 from annocoin.seeds.seed_set import SeedFolder
 from annocoin.seeds.seeder import Seeder, SeedOptions
 from annocoin.types import Annotation, WeakLabel
-from engine.conftest import Artefacts
+from engine.worlds import Artefacts
 from pictures import picture
 from processes import interruptible, wait_until
 
@@ -189,19 +189,16 @@ def test_a_folder_with_other_files_is_not_written_to(scenes: Path, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_bad_image_stops_the_work_or_is_skipped(tmp_path: Path, jobs: int) -> None:
+def test_a_bad_image_stops_the_work_or_is_skipped(tmp_path: Path) -> None:
     labelled = load_labelled(grey_images(tmp_path / "data", "a.png", "b.png", "c.png"))
     (tmp_path / "data/images/b.png").write_bytes(b"\x89PNG broken")
     with pytest.raises(InputError, match=r"b\.png"):
-        make_regions(labelled, tmp_path / "out", OPTIONS, Execution(jobs=jobs))
-    problems = Problems(skip=True)
-    folder = make_regions(
-        labelled, tmp_path / "out", OPTIONS, Execution(jobs=jobs, problems=problems)
-    )
+        make_regions(labelled, tmp_path / "out", OPTIONS, SERIAL)
+    execution = skipping()
+    folder = make_regions(labelled, tmp_path / "out", OPTIONS, execution)
     assert sorted(map(str, folder)) == ["a", "c"]
-    assert len(problems.skipped) == 1
-    assert "b.png" in problems.skipped[0]
+    assert len(execution.problems.skipped) == 1
+    assert "b.png" in execution.problems.skipped[0]
 
 
 def test_a_failed_attempt_leaves_a_folder_for_any_options(scenes: Path, tmp_path: Path) -> None:
@@ -450,9 +447,7 @@ def test_from_tags_to_pseudo_labels_by_command(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills a process group")
-def test_seeds_that_were_killed_in_both_stages_are_resumed(
-    scenes: Path, artefacts: Artefacts, tmp_path: Path
-) -> None:
+def test_seeds_are_resumed_after_a_kill(scenes: Path, artefacts: Artefacts, tmp_path: Path) -> None:
     out, straight = tmp_path / "seeds", tmp_path / "straight"
     weak, regions = artefacts.weak["image"], artefacts.regions
     make_classifier(weak, straight, TINY)
@@ -460,11 +455,10 @@ def test_seeds_that_were_killed_in_both_stages_are_resumed(
     arguments = (scenes, "--regions", regions.path, "--out", out, *TINY_FLAGS, "--jobs", 1)
     command = [sys.executable, "-m", "annocoin", "seeds", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    for first_file in (METRICS, "*.npz"):
-        with subprocess.Popen(command, start_new_session=True, env=environment) as process:
-            wait_until(lambda name=first_file: any(out.glob(name)))  # type: ignore[misc]
-            os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
+    with subprocess.Popen(command, start_new_session=True, env=environment) as process:
+        wait_until(lambda: any(out.glob("*.npz")))
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
     make_classifier(weak, out, TINY)
     make_seeds(weak, regions, out, classifier=out / CLASSIFIER_FILE, execution=SERIAL)
     assert same_seeds(SeedFolder(straight), SeedFolder(out))

@@ -44,7 +44,7 @@ from annocoin.prediction.networks import (
 )
 from annocoin.prediction.region_scoring import score_regions
 from annocoin.seeds.retrieval import retrieve
-from engine.conftest import Artefacts
+from engine.worlds import Artefacts
 
 SERIAL = Execution(jobs=1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,18 +33,35 @@ if __name__ == "__main__":
 
 
 class Doubler:
-    def __call__(self, number: int) -> int | BadItem:
-        return BadItem(f"{number} is odd") if number % 2 else 2 * number
+    def __call__(self, number: int) -> tuple[int, int] | BadItem:
+        if number % 2:
+            return BadItem(f"{number} is odd")
+        return 2 * number, torch.get_num_threads()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_results_are_in_the_order_of_the_tasks(jobs: int) -> None:
-    tasks = [(number,) for number in (4, 0, 3, 2)]
-    problems = Problems(skip=True)
-    assert work_through(tasks, Doubler, "doubling", jobs=jobs, problems=problems) == [8, 0, 4]
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize(("jobs", "threads"), [(1, 3), (2, 1)])
+def test_results_are_in_the_order_of_the_tasks(jobs: int, threads: int) -> None:
+    tasks, problems = [(number,) for number in (4, 0, 3, 2)], Problems(skip=True)
+    results = work_through(tasks, Doubler, "doubling", jobs=jobs, problems=problems)
+    assert results == [(8, threads), (0, threads), (4, threads)]
     assert problems.skipped == ["3 is odd"]
+    single = work_through(tasks[:1], Doubler, "doubling", jobs=jobs, problems=problems)
+    assert single == [(8, threads)], "one task is done here, with the threads of a worker"
+
+
+def test_a_bad_item_stops_the_work() -> None:
     with pytest.raises(InputError, match="3 is odd"):
-        work_through(tasks, Doubler, "doubling", jobs=jobs, problems=Problems())
+        work_through([(2,), (3,)], Doubler, "doubling", jobs=1, problems=Problems())
 
 
 def refuse() -> None:
@@ -55,25 +73,6 @@ def test_a_worker_that_cannot_be_made_is_reported(jobs: int) -> None:
     with pytest.raises(InputError, match=r"^weights cannot be read$"):
         work_through([(1,), (2,)], refuse, "", jobs=jobs, problems=Problems(skip=True))  # type: ignore[arg-type]
     assert work_through([], refuse, "", jobs=jobs, problems=Problems()) == []  # type: ignore[arg-type]
-
-
-class ThreadCounter:
-    def __call__(self) -> int:
-        return torch.get_num_threads()
-
-
-def test_a_single_task_has_one_thread_as_in_worker_processes() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        threads = [
-            work_through([()] * tasks, ThreadCounter, "counting", jobs=jobs, problems=Problems())
-            for tasks, jobs in ((2, 2), (1, 2), (1, 1))
-        ]
-        assert threads == [[1, 1], [1], [3]]
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_cores() -> None:

@@ -337,7 +337,7 @@ def other_network(path: Path) -> None:
 
 
 def code(path: Path) -> None:
-    path.write_bytes(pickle.dumps(damaged))
+    path.write_bytes(pickle.dumps(damaged, protocol=2))
 
 
 @pytest.mark.parametrize("change", [damaged, no_checkpoint, other_content, other_network, code])

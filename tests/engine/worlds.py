@@ -1,15 +1,20 @@
-"""Small images of coloured squares with regions and seeds, made by hand."""
+"""Small images of coloured squares with regions and seeds; results of stages for the scenes."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from annocoin.conditional.requirements import Requirements, requirements_of
 from annocoin.conditional.scoring import seed_prior, seed_votes
+from annocoin.data.dataset import WeakDataset
 from annocoin.engine.conditional_dataset import ConditionalExample, PreparedImage
 from annocoin.regions.region_set import RegionSet
-from annocoin.seeds.seed_set import Seeds
+from annocoin.regions.storage import RegionFolder
+from annocoin.seeds.seed_set import SeedFolder, Seeds
 from annocoin.seeds.votes import soft_labels
 from annocoin.types import Annotation, WeakLabel
 
@@ -17,6 +22,16 @@ CELL, CELLS = 8, 8
 COLOURS = {1: (0.9, 0.1, 0.1), 2: (0.1, 0.2, 0.9)}
 OBJECT, PART = 0, 1
 """The numbers of the true region and of the part with the peak among the regions."""
+
+
+@dataclass(frozen=True)
+class Artefacts:
+    """Datasets, regions and seeds of the eight scenes; the classifier is not trained."""
+
+    weak: dict[str, WeakDataset]
+    regions: RegionFolder
+    seeds: dict[str, SeedFolder]
+    classifier: Path
 
 
 def square_example(number: int) -> ConditionalExample:
