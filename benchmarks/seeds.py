@@ -36,9 +36,9 @@ from annocoin.progress import track
 from annocoin.regions.region_set import RegionSet
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.classifier import read_classifier, write_classifier
+from annocoin.seeds.region_filter import RESPONSE_THRESHOLD, TOP_REGIONS, filter_regions
 from annocoin.seeds.retrieval import METHODS, retrieve
 from annocoin.seeds.seed_set import SeedFolder, Seeds
-from annocoin.seeds.region_filter import RESPONSE_THRESHOLD, TOP_REGIONS, filter_regions
 from annocoin.types import Instances
 from regions import best_overlaps, valid_pixels
 

@@ -453,4 +453,4 @@ def test_the_code_of_the_readme_runs(
     masks = json.loads((tmp_path / "masks.json").read_text())["annotations"]
     assert masks
     assert all(0 <= mask["sample_agreement"] <= 1 for mask in masks)
-    assert variables["found"].size == package.read_image(tmp_path / "new.jpg").shape[:2]  # type: ignore[attr-defined]
+    assert variables["instances"].size == package.read_image(tmp_path / "new.jpg").shape[:2]  # type: ignore[attr-defined]

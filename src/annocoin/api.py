@@ -188,7 +188,7 @@ def label(
         )
     images = []
     for image in dataset:
-        with problems.caught():
+        with problems.caught(image.image_id):
             if image.image_id not in labels:
                 raise InputError(f"{labels.path}: no labels of image {image.image_id!r}")
             annotation = labels[image.image_id].consensus_instances().annotation()

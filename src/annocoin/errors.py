@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,18 +34,25 @@ class Problems:
     def __init__(self, skip: bool = False) -> None:
         self.skip = skip
         self.skipped: list[str] = []
+        self._items: set[Hashable] = set()
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Process one item; if bad items are skipped, its `InputError` is recorded, once."""
+    def caught(self, item: Hashable = None) -> Iterator[None]:
+        """Process one item; if bad items are skipped, its `InputError` is recorded, once.
+
+        Args:
+            item: such as an image id; only the first problem of an item is recorded.
+        """
         try:
             yield
         except (InputError, OSError) as error:
             if not self.skip:
                 raise
             line = one_line(error)
-            if line not in self.skipped:
+            if line not in self.skipped and item not in self._items:
                 self.skipped.append(line)
+            if item is not None:
+                self._items.add(item)
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:

@@ -242,6 +242,15 @@ def test_files_of_weights_belong_to_backbones_by_name(tmp_path: Path) -> None:
     assert small.conditional.weights == small.prediction.weights == FROM_CLASSIFIER
 
 
+def test_only_networks_that_are_trained_need_weights(tmp_path: Path) -> None:
+    (tmp_path / "resnet50.pth").touch()
+    with pytest.raises(InputError, match="prediction network's backbone resnet101"):
+        configure("voc-r101", CLASSES, weights=tmp_path)
+    config = configure("voc-r101", CLASSES, weights=tmp_path, networks=("classifier",))
+    assert config.classifier.weights == str(tmp_path / "resnet50.pth")
+    assert config.prediction.weights == "imagenet"
+
+
 def test_a_folder_has_weights_for_the_backbones_of_the_changes(tmp_path: Path) -> None:
     (tmp_path / "resnet50-1.pth").touch()
     (tmp_path / "resnet101-1.pth").touch()

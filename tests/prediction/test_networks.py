@@ -330,3 +330,13 @@ def test_mirrored_images_and_the_scale_of_boxes() -> None:
     narrow = resize_shortest_side(pixels(50, 101), 25, 150)
     assert narrow.size == (25, 50)
     assert narrow.scale.tolist() == pytest.approx([50 / 101, 0.5, 50 / 101, 0.5])
+
+
+@pytest.mark.parametrize("sides", [(40, 64), (64, 40), (320, 224)])
+def test_roi_pooling_has_fixed_strides(sides: tuple[int, int]) -> None:
+    """torchvision infers them from the first image, wrongly for small ones."""
+    net = build_network(small()).eval()
+    with torch.no_grad():
+        net([torch.rand(3, *sides)])
+    for pool in (net.roi_heads.box_roi_pool, net.roi_heads.mask_roi_pool):
+        assert pool.scales == [1 / 4, 1 / 8, 1 / 16]

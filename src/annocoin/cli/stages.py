@@ -158,7 +158,9 @@ def make_seeds_command(
     source = DatasetSource(dataset, split, kind, images, skip_bad)
     weak, problems, region_folder = source.weak(supervision), source.problems, RegionFolder(regions)
     changes = options.parse_overrides(overrides)
-    config = configure(preset, weak.classes, changes, seed=seed, weights=weights)
+    config = configure(
+        preset, weak.classes, changes, seed=seed, weights=weights, networks=("classifier",)
+    )
     execution = Execution(single_process(str(open_device(device))), jobs, problems)
     if classifier is None:
         validation = None

@@ -28,7 +28,7 @@ from annocoin.conditional.scoring import Candidates, ScoringOptions, seed_prior,
 from annocoin.data.artefacts import ArrayFormat, Arrays, ArtefactFolder
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.config import ConditionalConfig
-from annocoin.engine.image_stages import Execution, run_image_stage
+from annocoin.engine.image_stages import Execution, check_usable, run_image_stage
 from annocoin.errors import InputError, Problems
 from annocoin.regions import storage
 from annocoin.regions.region_set import RegionSet
@@ -217,12 +217,13 @@ def with_artefacts(
     """The images that have regions, and seeds for the same annotation."""
     usable = []
     for image in dataset:
-        with problems.caught():
+        with problems.caught(image.image_id):
             for folder in (regions, seeds):
                 if image.image_id not in folder:
                     raise InputError(f"{folder.path}: nothing for image {image.image_id!r}")
             seeds.check(image.image_id, image.annotation)
             usable.append(image)
+    check_usable(usable, problems)
     return usable
 
 

@@ -21,7 +21,7 @@ from annocoin.engine.distribution import ProcessGroup, worker_processes
 from annocoin.engine.metrics import FileLogger
 from annocoin.engine.parallel import BadItem, work_through
 from annocoin.engine.trainer import Trainer
-from annocoin.errors import InputError, Problems, brief, one_line
+from annocoin.errors import InputError, Problems, brief, check_positive, one_line
 from annocoin.files import exclusive_lock, file_digest
 from annocoin.network_files import check_provenance
 from annocoin.regions.boundaries import BoundaryDetector
@@ -57,6 +57,10 @@ class Execution:
     group: ProcessGroup | None = None
     jobs: int | None = None
     problems: Problems = field(default_factory=Problems)
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None:
+            check_positive("jobs", self.jobs)
 
     @property
     def device(self) -> str:
@@ -230,17 +234,22 @@ def with_regions(dataset: WeakDataset, regions: RegionFolder, problems: Problems
     """The images that have regions; at least one."""
     usable = []
     for image in dataset:
-        with problems.caught():
+        with problems.caught(image.image_id):
             if image.image_id not in regions:
                 raise InputError(
                     f"{regions.path}: no regions of image {image.image_id!r}; "
                     "run `annocoin regions` on the same dataset and split"
                 )
             usable.append(image)
-    if not usable:
+    check_usable(usable, problems)
+    return replace(dataset, images=tuple(usable))
+
+
+def check_usable(images: Sequence[Any], problems: Problems) -> None:
+    """Raise if no image is left."""
+    if not images:
         reason = problems.skipped[0] if problems.skipped else "the dataset is empty"
         raise InputError(f"no usable image; {reason}")
-    return replace(dataset, images=tuple(usable))
 
 
 def check_classes(classifier: str | Path, classes: tuple[str, ...]) -> None:
@@ -286,7 +295,8 @@ class _Worker:
             result = self.worker.compute(item)
         except (InputError, OSError) as error:
             line = one_line(error)
-            return BadItem(line if str(image_id) in line else f"image {image_id!r}: {line}")
+            line = line if str(image_id) in line else f"image {image_id!r}: {line}"
+            return BadItem(line, image_id)
         self.worker.write(path, result)
         return None
 

@@ -7,7 +7,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar
 from annocoin.backbones import IMAGENET, SCRATCH, TINY
 from annocoin.engine.config import FROM_CLASSIFIER, ClassifierOptions, Config
 from annocoin.errors import InputError
+
+NETWORKS = ("classifier", "conditional network", "prediction network")
 
 T = TypeVar("T")
 
@@ -90,18 +92,21 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def weights_folder(config: Config, folder: Path) -> Config:
+def weights_folder(config: Config, folder: Path, networks: Collection[str] = NETWORKS) -> Config:
     """The configuration with backbone weights from the files of a folder.
 
     A file belongs to the backbone with which its name begins; "stride1x1" in the name says that
     the ResNet has its strides in 1x1 convolutions. Every backbone needs a file: nothing is
     downloaded.
+
+    Args:
+        networks: those that are trained.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder of backbone weights")
 
     def changes(backbone: str | None, weights: str, what: str) -> tuple[dict[str, Any], bool]:
-        if weights != IMAGENET or backbone in (None, TINY):
+        if what not in networks or weights != IMAGENET or backbone in (None, TINY):
             return {}, False
         suffixes = (".pth", ".pt", ".safetensors")
         paths = [path for path in folder.glob(f"{backbone}*") if path.suffix in suffixes]

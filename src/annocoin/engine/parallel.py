@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
@@ -34,6 +34,7 @@ class BadItem:
     """An item that cannot be used, and the reason, in one line; exceptions stop all work."""
 
     reason: str
+    item: Hashable = None
 
 
 def work_through(
@@ -90,7 +91,7 @@ def _collect(pending: list[Callable[[], Any]], description: str, problems: Probl
     for call in track(pending, description):
         result = call()
         if isinstance(result, BadItem):
-            with problems.caught():
+            with problems.caught(result.item):
                 raise InputError(result.reason)
         else:
             results.append(result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from annocoin.engine.config import (
     PredictionConfig,
     PredictionTraining,
 )
-from annocoin.engine.overrides import override, weights_folder
+from annocoin.engine.overrides import NETWORKS, override, weights_folder
 from annocoin.errors import InputError, check_choice
 from annocoin.prediction.networks import PredictionArchitecture
 from annocoin.prediction.soft_losses import LossOptions
@@ -265,6 +265,7 @@ def configure(
     rounds: int | None = None,
     seed: int | None = None,
     weights: Path | None = None,
+    networks: Collection[str] = NETWORKS,
 ) -> Config:
     """A preset with changes at dotted names, see `override`, and weights from a folder.
 
@@ -273,7 +274,7 @@ def configure(
 
     Args:
         rounds: 0 trains the steps of all rounds at once, on the retrieved seeds.
-        weights: see `weights_folder`.
+        weights, networks: see `weights_folder`.
     """
     config, changes = preset(name, classes), dict(changes or {})
     if changes.get("rounds") == "0":
@@ -287,7 +288,7 @@ def configure(
             changes.setdefault(key, IMAGENET)
     config = override(config, changes)
     if weights is not None:
-        config = weights_folder(config, weights)
+        config = weights_folder(config, weights, networks)
     if rounds is not None:
         config = config.without_rounds() if rounds == 0 else replace(config, rounds=rounds)
     return config if seed is None else replace(config, seed=seed)

@@ -214,11 +214,11 @@ class Trainer:
             content = next(batches)
         loaded: list[_Loaded] = pickle.loads(content) if isinstance(content, bytes) else content
         for item in loaded:
-            for reason in item.unreadable:
-                with self.problems.caught():
+            for image_id, reason in item.unreadable:
+                with self.problems.caught(image_id):
                     raise InputError(reason)
             if item.example is None:
-                raise InputError(f"no image can be used; {item.unreadable[0]}")
+                raise InputError(f"no image can be used; {item.unreadable[0][1]}")
         return Batch([item.example for item in loaded], step), [item.image_id for item in loaded]
 
 
@@ -306,7 +306,7 @@ class _Loaded(NamedTuple):
 
     example: Any
     image_id: ImageId
-    unreadable: tuple[str, ...] = ()
+    unreadable: tuple[tuple[ImageId, str], ...] = ()
 
 
 class _Loadable(Dataset[_Loaded]):
@@ -317,18 +317,19 @@ class _Loadable(Dataset[_Loaded]):
 
     def __getitem__(self, key: tuple[int, int]) -> _Loaded:
         step, first = key
-        reasons: list[str] = []
+        unreadable: list[tuple[ImageId, str]] = []
         for offset in range(len(self.examples)):
             index = (first + offset) % len(self.examples)
             image_id = self.examples.image_id(index)
             try:
-                return _Loaded(self.examples.load(index, step), image_id, tuple(reasons))
+                return _Loaded(self.examples.load(index, step), image_id, tuple(unreadable))
             except (InputError, OSError) as error:
                 line = one_line(error)
-                reasons.append(line if str(image_id) in line else f"image {image_id!r}: {line}")
+                line = line if str(image_id) in line else f"image {image_id!r}: {line}"
+                unreadable.append((image_id, line))
                 if not self.skip:
                     break
-        return _Loaded(None, image_id, tuple(reasons))
+        return _Loaded(None, image_id, tuple(unreadable))
 
 
 class _Pickler(pickle.Pickler):

@@ -22,6 +22,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
+from torchvision.ops.poolers import initLevelMapper
 
 from annocoin import backbones
 from annocoin.backbones import IMAGENET, IMAGENET_MEAN, IMAGENET_STD, SCRATCH, TINY
@@ -135,11 +136,11 @@ def build_network(architecture: PredictionArchitecture, weights: str | Path = SC
         rpn_pre_nms_top_n_test=a.rpn_top_n,
         rpn_post_nms_top_n_train=a.rpn_top_n,
         rpn_post_nms_top_n_test=a.rpn_top_n,
-        box_roi_pool=MultiScaleRoIAlign(names, 7, a.box_sampling_ratio),
+        box_roi_pool=_roi_pool(names, 7, a.box_sampling_ratio),
         box_head=box_head,
         box_predictor=faster_rcnn.FastRCNNPredictor(hidden, classes),
         box_detections_per_img=a.detections_per_image,
-        mask_roi_pool=MultiScaleRoIAlign(names, 14, a.mask_sampling_ratio),
+        mask_roi_pool=_roi_pool(names, 14, a.mask_sampling_ratio),
         mask_head=MaskRCNNHeads(channels, (channels,) * a.mask_layers, 1, norm),
         mask_predictor=MaskRCNNPredictor(channels, channels, classes),
     )
@@ -226,6 +227,14 @@ def batch_images(images: Sequence[ResizedImage], device: torch.device | str = "c
     normalised = [transform.normalize(image.pixels) for image in images]
     batch = transform.batch_images(normalised, SIZE_DIVISOR)
     return ImageList(batch.to(device), [image.size for image in images])
+
+
+def _roi_pool(names: list[str], size: int, sampling_ratio: int) -> MultiScaleRoIAlign:
+    """RoIAlign with fixed strides 4, 8, ..; torchvision infers them from the first image."""
+    pool = MultiScaleRoIAlign(names, size, sampling_ratio)
+    pool.scales = [2.0 ** -(level + 2) for level in range(len(names))]
+    pool.map_levels = initLevelMapper(2, len(names) + 1)
+    return pool
 
 
 def _backbone(a: PredictionArchitecture, weights: str | Path) -> nn.Module:
