@@ -82,7 +82,9 @@ class WithTables:
         return replace(example, table=torch.zeros(shape))
 
 
-def measure(name: str, steps: int, fit: Callable[[Trainer, int], object], workers: int) -> None:
+def measure(
+    name: str, steps: int, fit: Callable[[Trainer, int], object], workers: int | None
+) -> None:
     """Time steps after a warm-up, whose first batch nobody could have prefetched."""
     fit(Trainer(workers=workers), WARM_UP)
     trainer = Trainer(workers=workers)
@@ -136,8 +138,8 @@ def measure_preset(
         training = replace(config.conditional.training, initial_steps=steps, steps=steps)
         return replace(config.conditional, training=training)
 
-    sources: list[tuple[str, ExampleSequence, int]]
-    sources = [("before", before, 0), ("after", examples, 1)]
+    sources: list[tuple[str, ExampleSequence, int | None]]
+    sources = [("before", before, 0), ("after", examples, None)]
     for when, source, workers in sources:
         measure(
             f"{name}, conditional from seeds, {when}",
@@ -163,7 +165,7 @@ def measure_preset(
         seed=0,
     )
     prediction = build_network(config.prediction.architecture)
-    for when, workers in (("before", 0), ("after", 1)):
+    for when, workers in (("before", 0), ("after", None)):
         measure(
             f"{name}, prediction, {when}",
             steps,

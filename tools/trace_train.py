@@ -43,8 +43,10 @@ def trace_train(folder: Path) -> list[Path]:
     files: dict[str, None] = {}
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # no class body
-            files.setdefault(frame.f_code.co_filename)
+        code = frame.f_code
+        is_function = code.co_flags & inspect.CO_OPTIMIZED  # and not the body of a class
+        if event == "call" and is_function and not code.co_name.startswith("<"):
+            files.setdefault(code.co_filename)
 
     sys.argv = words
     sys.setprofile(profile)

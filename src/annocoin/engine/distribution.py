@@ -113,10 +113,15 @@ def worker_processes(jobs: int | None, group: ProcessGroup | None = None) -> int
     return cores() if group is None else group.cores_per_process
 
 
-def loader_workers(group: ProcessGroup) -> int:
-    """Processes that load training examples: a CPU needs one, a GPU is fed by several."""
+def loader_workers(group: ProcessGroup, cpu_workers: int = 1) -> int:
+    """Processes that load training examples: several for a GPU.
+
+    Args:
+        cpu_workers: on a CPU with several cores. They take time from the network, so that it is 0
+            where loading is a small part of a step.
+    """
     if group.device.type == "cpu":
-        return min(1, group.cores_per_process - 1)
+        return min(cpu_workers, group.cores_per_process - 1)
     return min(MAX_LOADER_WORKERS, group.cores_per_process)
 
 

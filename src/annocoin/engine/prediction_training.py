@@ -72,6 +72,7 @@ def train_prediction(
             training.weight_decay,
             training.max_grad_norm,
             span,
+            cpu_workers=0,
         ),
         name=name,
         seed=seed,

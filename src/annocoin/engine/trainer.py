@@ -82,6 +82,7 @@ class Schedule:
         weight_decay: of the optimizer.
         max_grad_norm: gradient clipping.
         span: the fraction of a longer training that these steps are, for the learning rate.
+        cpu_workers: loader processes of a training on a CPU, see `loader_workers`.
     """
 
     steps: int
@@ -90,6 +91,7 @@ class Schedule:
     weight_decay: float = 0.0
     max_grad_norm: float = math.inf
     span: tuple[float, float] = (0.0, 1.0)
+    cpu_workers: int = 1
 
     def lr_factor(self, step: int) -> float:
         """The learning rate as a fraction of its maximum: linear warm-up, cosine decay."""
@@ -106,7 +108,7 @@ class Trainer:
         checkpoint_seconds: time between checkpoints; 0 writes one after every step.
         logger: receives the figures of every step.
         problems: `Problems(skip=True)` replaces images that cannot be read by the next ones.
-        workers: loader processes; default 1 on a CPU, several on a GPU; 0 loads in this process.
+        workers: loader processes; 0 loads in this process; default see `loader_workers`.
     """
 
     def __init__(
@@ -193,7 +195,8 @@ class Trainer:
     ) -> Iterator[Any]:
         if not len(examples):
             raise InputError(f"{where[-1]}: no images to train on")
-        workers = loader_workers(group) if self.workers is None else self.workers
+        default = loader_workers(group, schedule.cpu_workers)
+        workers = default if self.workers is None else self.workers
         workers = min(workers, schedule.steps - first)
         sampler = _StepSampler(first, schedule, len(examples), group, where)
         dataset = _Loadable(examples, self.problems.skip)
