@@ -75,6 +75,12 @@ def one_line(error: InputError | OSError) -> str:
     return " ".join(str(error).split())
 
 
+def image_line(error: InputError | OSError, image_id: str | int) -> str:
+    """The error as one line that names the image."""
+    line = one_line(error)
+    return line if str(image_id) in line else f"image {image_id!r}: {line}"
+
+
 def brief(value: Any) -> str:
     """A value for a message, at most 100 characters; long values are never formatted whole."""
     shortener = reprlib.Repr()

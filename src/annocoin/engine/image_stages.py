@@ -21,7 +21,7 @@ from annocoin.engine.distribution import ProcessGroup, worker_processes
 from annocoin.engine.metrics import FileLogger
 from annocoin.engine.parallel import BadItem, work_through
 from annocoin.engine.trainer import Trainer
-from annocoin.errors import InputError, Problems, brief, check_positive, one_line
+from annocoin.errors import InputError, Problems, brief, check_positive, image_line
 from annocoin.files import exclusive_lock, file_digest
 from annocoin.network_files import check_provenance
 from annocoin.regions.boundaries import BoundaryDetector
@@ -29,7 +29,11 @@ from annocoin.regions.importers import ImageProposals, ProposalSource
 from annocoin.regions.proposals import DEFAULT_LIMIT, RegionOptions, RegionProposer
 from annocoin.regions.region_set import RegionSet
 from annocoin.regions.storage import RegionFolder, regions_are_current, write_regions
-from annocoin.seeds.classifier import read_classifier, write_classifier
+from annocoin.seeds.classifier import (
+    ClassifierArchitecture,
+    read_classifier,
+    write_classifier,
+)
 from annocoin.seeds.seed_set import SeedFolder, Seeds, seeds_are_current, write_seeds
 from annocoin.seeds.seeder import SEED_SCALE, Seeder, SeedOptions
 from annocoin.types import Annotation, ImageId
@@ -213,8 +217,8 @@ def make_seeds(
     """
     options, execution = options or SeedOptions(), execution or Execution()
     usable = with_regions(dataset, regions, execution.problems)
-    check_classes(classifier, usable.classes)
-    size = options.size or round(SEED_SCALE * read_classifier(classifier).architecture.size)
+    architecture = classifier_architecture(classifier, usable.classes)
+    size = options.size or round(SEED_SCALE * architecture.size)
     options = replace(options, size=size)
     digest = file_digest(Path(classifier))[:12]
     return run_image_stage(
@@ -252,13 +256,15 @@ def check_usable(images: Sequence[Any], problems: Problems) -> None:
         raise InputError(f"no usable image; {reason}")
 
 
-def check_classes(classifier: str | Path, classes: tuple[str, ...]) -> None:
-    """Raise unless a classifier's file has these classes."""
-    actual = read_classifier(classifier).architecture.classes
-    if actual != classes:
+def classifier_architecture(file: str | Path, classes: tuple[str, ...]) -> ClassifierArchitecture:
+    """The architecture of a classifier's file, which must have these classes."""
+    architecture = read_classifier(file).architecture
+    if architecture.classes != classes:
         raise InputError(
-            f"{classifier}: a classifier of {brief(actual)}; the dataset has {brief(classes)}"
+            f"{file}: a classifier of {brief(architecture.classes)}; "
+            f"the dataset has {brief(classes)}"
         )
+    return architecture
 
 
 @contextmanager
@@ -294,9 +300,7 @@ class _Worker:
         try:
             result = self.worker.compute(item)
         except (InputError, OSError) as error:
-            line = one_line(error)
-            line = line if str(image_id) in line else f"image {image_id!r}: {line}"
-            return BadItem(line, image_id)
+            return BadItem(image_line(error, image_id), image_id)
         self.worker.write(path, result)
         return None
 

@@ -14,13 +14,13 @@ from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.data.dataset import WeakDataset
 from annocoin.engine.conditional_dataset import with_artefacts
 from annocoin.engine.config import Config
-from annocoin.engine.image_stages import CLASSIFIER_FILE, check_classes, with_regions
+from annocoin.engine.image_stages import CLASSIFIER_FILE, classifier_architecture, with_regions
 from annocoin.engine.overrides import check_weight_files, use_classifier
 from annocoin.errors import InputError, Problems
 from annocoin.files import file_digest
 from annocoin.prediction.networks import build_network
 from annocoin.regions.storage import RegionFolder
-from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, read_classifier
+from annocoin.seeds.classifier import Classifier, ClassifierArchitecture
 from annocoin.seeds.seed_set import SeedFolder
 
 
@@ -63,8 +63,7 @@ def check_before_work(
     if file is not None:
         if file.resolve() == (Path(out) / CLASSIFIER_FILE).resolve():
             raise InputError(f"{file}: is the run's own classifier; leave --classifier out")
-        check_classes(file, dataset.classes)
-        architecture = read_classifier(file).architecture
+        architecture = classifier_architecture(file, dataset.classes)
         options = replace(
             config.classifier,
             backbone=architecture.backbone,
@@ -105,6 +104,12 @@ def check_architectures(config: Config) -> None:
         )
 
 
+def trains_classifier(config: Config, dataset: WeakDataset, precomputed: Precomputed) -> bool:
+    """Whether the run trains a classifier: for the seeds, or as initial weights of a network."""
+    for_seeds = precomputed.seeds is None and not dataset.fully_masked
+    return precomputed.classifier_file is None and (for_seeds or config.needs_classifier)
+
+
 def plan(config: Config, dataset: WeakDataset, precomputed: Precomputed) -> list[str]:
     """The stages of a run and their sizes, a line each."""
     images, training = len(dataset), config.prediction.training
@@ -116,8 +121,7 @@ def plan(config: Config, dataset: WeakDataset, precomputed: Precomputed) -> list
     def add(stage: str, work: str) -> None:
         lines.append(f"  {stage:12s} {work}")
 
-    needs_seeds = precomputed.seeds is None and not dataset.fully_masked
-    if (needs_seeds or config.needs_classifier) and precomputed.classifier_file is None:
+    if trains_classifier(config, dataset, precomputed):
         classifier = config.classifier
         add("classifier", f"{classifier.backbone}: {classifier.epochs} epochs of {images} images")
     if dataset.fully_masked:
@@ -125,7 +129,7 @@ def plan(config: Config, dataset: WeakDataset, precomputed: Precomputed) -> list
         return lines
     if precomputed.regions is None:
         add("regions", f"of {images} images")
-    if needs_seeds:
+    if precomputed.seeds is None:
         add("seeds", f"of {images} images")
     if config.rounds == 0:
         add("labels", f"regions retrieved for the seeds of {images} images")

@@ -32,7 +32,7 @@ from annocoin.engine.image_stages import (
 )
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
 from annocoin.engine.prediction_training import train_prediction
-from annocoin.engine.preflight import Precomputed, check_before_work, plan
+from annocoin.engine.preflight import Precomputed, check_before_work, plan, trains_classifier
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
 from annocoin.engine.randomness import seed_of, seeded
 from annocoin.engine.run_directory import Log, Run, Stage, open_run
@@ -95,7 +95,7 @@ def train_run(
             rounds.networks,
             config=config.to_json(),
             supervision=dataset.supervision,
-            dataset=dataset.digest(),
+            dataset=rounds.digest,
             folders={name: run.relative(path) for name, path in rounds.folders.items()},
         )
     return Path(out) / PREDICTION_FILE
@@ -124,13 +124,14 @@ class _Rounds:
             "processes": run.group.world_size,
             "precision": run.group.precision,
         }
+        self.digest = dataset.digest()
         self.prediction_steps = 0  # of the stages before
         self.classifier: Stage | None = None
         self.networks: dict[str, Path] = {}  # of the result
         self.folders: dict[str, Path] = {}  # that `label` can use again
 
     def all(self) -> Stage:
-        data = self.run.stage("dataset", {"images": self.dataset.digest()})
+        data = self.run.stage("dataset", {"images": self.digest})
         self.classifier = self.train_classifier(data)
         if self.dataset.fully_masked:
             labels = _true_labels(self.dataset, self.execution.problems)
@@ -162,11 +163,10 @@ class _Rounds:
     def train_classifier(self, data: Stage) -> Stage | None:
         """The classifier, trained or precomputed; None where it is not needed."""
         file, options = self.precomputed.classifier_file, self.config.classifier
-        needs_seeds = self.precomputed.seeds is None and not self.dataset.fully_masked
         if file is not None:
             stage = self.run.stage("classifier", {"precomputed": file_digest(file)}, data)
             work: partial[Any] = partial(self._copy, file, stage.folder / CLASSIFIER_FILE)
-        elif needs_seeds or self.config.needs_classifier:
+        elif trains_classifier(self.config, self.dataset, self.precomputed):
             stage = self.run.stage("classifier", self._options(options), data)
             training = {"seed": self.config.seed, "trainer": self._trainer(stage)}
             work = partial(make_classifier, self.dataset, stage.folder, options, **training)

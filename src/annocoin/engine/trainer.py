@@ -36,7 +36,7 @@ from annocoin.engine.distribution import (
 from annocoin.engine.metrics import MetricsLogger
 from annocoin.engine.parallel import single_thread
 from annocoin.engine.randomness import generator_at, seed_of, seeded
-from annocoin.errors import InputError, Problems, brief, one_line
+from annocoin.errors import InputError, Problems, brief, image_line
 from annocoin.progress import track
 from annocoin.types import ImageId
 
@@ -327,9 +327,7 @@ class _Loadable(Dataset[_Loaded]):
             try:
                 return _Loaded(self.examples.load(index, step), image_id, tuple(unreadable))
             except (InputError, OSError) as error:
-                line = one_line(error)
-                line = line if str(image_id) in line else f"image {image_id!r}: {line}"
-                unreadable.append((image_id, line))
+                unreadable.append((image_id, image_line(error, image_id)))
                 if not self.skip:
                     break
         return _Loaded(None, image_id, tuple(unreadable))
