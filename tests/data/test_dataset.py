@@ -15,7 +15,15 @@ import pytest
 
 from annocoin import masks
 from annocoin.data.conversion import write_dataset
-from annocoin.data.dataset import EvaluationDataset, WeakDataset, WeakImage, weaken
+from annocoin.data.dataset import (
+    EvaluationDataset,
+    Supervision,
+    WeakDataset,
+    WeakImage,
+    concatenate,
+    weaken,
+    with_more_tags,
+)
 from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.errors import InputError
 from annocoin.types import Annotation, Instances, WeakLabel
@@ -200,6 +208,73 @@ def test_labels_of_unknown_classes_are_left_out_with_one_note(
 def test_no_label_of_a_known_class_is_an_error(classes: tuple[str, ...]) -> None:
     with pytest.raises(InputError, match="run: knows none of the dataset's classes"):
         dataset_of(("cat", "unused"), (1,), ()).with_classes(classes, "run")
+
+
+def numbered(
+    ids: range, source: str, *classes: str, supervision: Supervision = "image"
+) -> WeakDataset:
+    """Images with these ids, each with a label of the first class."""
+    images = dataset_of(classes, *[(1,)] * len(ids))
+    renumbered = zip(ids, images, strict=True)
+    return WeakDataset(
+        classes,
+        tuple(range(1, len(classes) + 1)),
+        supervision,
+        tuple(
+            WeakImage(number, Path(source, f"{number}.jpg"), image.annotation)
+            for number, image in renumbered
+        ),
+        Path(source),
+    )
+
+
+def test_datasets_are_concatenated_with_the_classes_of_the_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = numbered(range(2), "a", "cat", "dog")
+    other = dataset_of(("bird", "cat", "dog"), (), (), (3, 2), (1, 2))[2:]
+    both = concatenate(first, other)
+    assert (both.classes, both.category_ids) == (("cat", "dog"), (1, 2))
+    assert [image.image_id for image in both] == [0, 1, 2, 3]
+    assert [image.annotation.labels.tolist() for image in both] == [[1], [1], [2, 1], [1]]
+    assert capsys.readouterr().err == "note: a: 1 labels of unknown classes left out: bird\n"
+    assert concatenate(first) == first
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        (
+            [numbered(range(1, 3), "b", "cat")],
+            "image 1 is a/1.jpg and b/1.jpg; expected every image id once, leave one of them out",
+        ),
+        (
+            [numbered(range(2, 4), "b", "cat"), numbered(range(3, 5), "c", "cat")],
+            "image 3 is b/3.jpg and c/3.jpg; expected every image id once, leave one of them out",
+        ),
+        (
+            [numbered(range(2, 4), "b", "sphinx")],
+            "a: knows none of the dataset's classes ('sphinx',) in b; it knows ('cat', 'dog')",
+        ),
+        (
+            [numbered(range(2, 4), "b", "cat", supervision="box")],
+            "b: supervision box; expected image, that of a",
+        ),
+    ],
+)
+def test_datasets_that_cannot_be_concatenated(others: list[WeakDataset], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        concatenate(numbered(range(2), "a", "cat", "dog"), *others)
+    assert str(error.value) == message
+
+
+def test_more_tags_keep_no_location(scenes: Path) -> None:
+    boxes = load_weak(scenes, "box", split="train")
+    both = with_more_tags(boxes, load_weak(scenes, "point", split="val"))
+    assert (both.supervision, both.source) == ("image", scenes)
+    tags = {image.image_id: image.annotation.distinct_labels for image in load_weak(scenes)}
+    assert {image.image_id: image.annotation.distinct_labels for image in both} == tags
+    assert {kind for image in both for kind in image.annotation.kinds} == {"tag"}
 
 
 def test_a_mask_without_pixels_is_a_tag_under_point_supervision() -> None:

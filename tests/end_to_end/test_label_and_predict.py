@@ -225,7 +225,7 @@ def test_labels_of_unknown_classes_are_left_out_with_a_note(
     assert outcome.code == 0, outcome.err
     assert outcome.err.count("\n") == 1
     assert outcome.err.startswith("note: ")
-    assert "1 labels of unknown classes left out: sphinx" in outcome.err
+    assert f"1 labels of unknown classes in {dataset} left out: sphinx" in outcome.err
     content = json.loads((tmp_path / "l.json").read_text())
     names = {category["id"]: category["name"] for category in content["categories"]}
     assert {names[a["category_id"]] for a in content["annotations"]} == {known}

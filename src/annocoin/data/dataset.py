@@ -172,12 +172,14 @@ class WeakDataset(_Images[WeakImage]):
         category_ids: the number of each class in result files.
         supervision: the kind of weak labels.
         images: the images.
+        source: the path it was read from, for messages.
     """
 
     classes: tuple[str, ...]
     category_ids: tuple[int, ...]
     supervision: Supervision
     images: tuple[WeakImage, ...]
+    source: Path | None = None
 
     def __post_init__(self) -> None:
         allowed = {"image": {"tag"}, "box": {"tag", "box"}, "point": {"tag", "point"}}
@@ -223,19 +225,21 @@ class WeakDataset(_Images[WeakImage]):
             weak_labels = tuple(replace(label, label=new_label[label.label]) for label in known)
             annotation = replace(image.annotation, weak_labels=weak_labels)
             images.append(replace(image, annotation=annotation))
+        where = "" if self.source is None else f" in {self.source}"
         if not new_label or (left_out and not any(image.annotation for image in images)):
             raise InputError(
-                f"{source}: knows none of the dataset's classes {brief(self.classes)}; "
+                f"{source}: knows none of the dataset's classes {brief(self.classes)}{where}; "
                 f"it knows {brief(classes)}"
             )
         if left_out:
             unknown = ", ".join(sorted({self.classes[label.label - 1] for label in left_out}))
             print(
-                f"note: {source}: {len(left_out)} labels of unknown classes left out: {unknown}",
+                f"note: {source}: {len(left_out)} labels of unknown classes{where} left out: "
+                f"{unknown}",
                 file=sys.stderr,
             )
         category_ids = tuple(range(1, len(classes) + 1))
-        return WeakDataset(classes, category_ids, self.supervision, tuple(images))
+        return replace(self, classes=classes, category_ids=category_ids, images=tuple(images))
 
 
 class EvaluationDataset:
@@ -303,7 +307,37 @@ def weak_dataset(
     needed = {"box": "boxes", "point": "points"}.get(supervision)
     if needed and not any(supervision in image.annotation.kinds for image in images):
         raise InputError(f"{labelled.source}: no {needed} in it; use --supervision image, or mixed")
-    return WeakDataset(labelled.classes, labelled.category_ids, supervision, tuple(images))
+    return WeakDataset(
+        labelled.classes, labelled.category_ids, supervision, tuple(images), labelled.source
+    )
+
+
+def concatenate(first: WeakDataset, *others: WeakDataset) -> WeakDataset:
+    """The images of several datasets of the same supervision, with the classes of the first.
+
+    Classes are matched by name, see `WeakDataset.with_classes`. An image id that occurs twice is an
+    error.
+    """
+    images = {image.image_id: image for image in first}
+    for other in others:
+        if other.supervision != first.supervision:
+            raise InputError(
+                f"{other.source}: supervision {other.supervision}; expected {first.supervision}, "
+                f"that of {first.source}"
+            )
+        for image in other.with_classes(first.classes, str(first.source)):
+            twin = images.setdefault(image.image_id, image)
+            if twin is not image:
+                raise InputError(
+                    f"image {image.image_id!r} is {twin.path} and {image.path}; expected every "
+                    "image id once, leave one of them out"
+                )
+    return replace(first, images=tuple(images.values()))
+
+
+def with_more_tags(dataset: WeakDataset, more: WeakDataset) -> WeakDataset:
+    """The images of both datasets with their tags, to train an image classifier."""
+    return concatenate(_tags_only(dataset), _tags_only(more))
 
 
 def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
@@ -334,6 +368,13 @@ def tight_box(label: WeakLabel) -> Box | None:
         return label.box
     x0, y0, x1, y1 = masks.boxes([label.mask])[0].tolist()
     return (x0, y0, x1, y1) if x1 > x0 else None
+
+
+def _tags_only(dataset: WeakDataset) -> WeakDataset:
+    images = tuple(
+        replace(image, annotation=weaken(image.annotation, "image")) for image in dataset
+    )
+    return replace(dataset, supervision="image", images=images)
 
 
 def _box_only(label: WeakLabel) -> WeakLabel:
