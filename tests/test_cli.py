@@ -90,7 +90,7 @@ def test_help_lists_every_command(annocoin: Run, arguments: list[str]) -> None:
     outcome = annocoin(*arguments)
     assert outcome.code == 0
     for command in ("demo", "train", "label", "predict", "evaluate", "convert", "show", "synth",
-                    "regions", "seeds"):  # fmt: skip
+                    "classifier", "regions", "seeds"):  # fmt: skip
         assert f"  {command}  " in outcome.out
     assert "..." not in outcome.out.split("Commands:")[1]  # no summary is cut
 
@@ -128,6 +128,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
         ("--help", "Commands:"),
         ("--version", package.__version__),
         ("train --help", "--preset"),
+        ("classifier --help", "--validation-split"),
         ("seeds make --help", "--validation-split"),
         ("train data --out run --sede 1", "--sede"),
         ("trian data --out run", "trian"),

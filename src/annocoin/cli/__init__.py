@@ -7,7 +7,7 @@ import typer
 
 from annocoin import __version__
 from annocoin.cli import datasets, runs
-from annocoin.cli.stages import regions_app, seeds_app
+from annocoin.cli.stages import classifier_command, regions_app, seeds_app
 from annocoin.errors import InputError, one_line
 
 INTERRUPTED = 130
@@ -29,6 +29,7 @@ app.command("evaluate")(datasets.evaluate_command)
 app.command("convert")(datasets.convert_command)
 app.command("show")(datasets.show_command)
 app.command("synth")(datasets.synth_command)
+app.command("classifier")(classifier_command)
 app.add_typer(regions_app, name="regions")
 app.add_typer(seeds_app, name="seeds")
 

@@ -99,8 +99,10 @@ class DatasetSource:
     def labelled(self) -> "LabelledImages":
         return annocoin.load_labelled(self.path, **self.reading)
 
-    def weak(self, supervision: Any) -> "WeakDataset":
-        return annocoin.load_weak(self.path, supervision, **self.reading)
+    def weak(self, supervision: Any, split: str | None = None) -> "WeakDataset":
+        """Images with weak labels; of another split, if one is passed."""
+        reading = self.reading if split is None else {**self.reading, "split": split}
+        return annocoin.load_weak(self.path, supervision, **reading)
 
     def evaluation(self) -> "EvaluationDataset":
         return annocoin.load_evaluation(self.path, **self.reading)

@@ -198,7 +198,7 @@ def _precomputed(
     from annocoin.seeds.seed_set import SeedFolder
 
     if classifier is not None and not classifier.is_file():
-        raise InputError(f"{classifier}: no such file; `annocoin seeds` trains classifiers")
+        raise InputError(f"{classifier}: no such file; `annocoin classifier` trains one")
     if seeds is not None and regions is None:
         raise InputError("--seeds without --regions; give the regions they were computed from")
     return Precomputed(

@@ -1,4 +1,4 @@
-"""Commands for single stages: `annocoin regions` and `annocoin seeds`."""
+"""Commands for single stages: `annocoin classifier`, `annocoin regions` and `annocoin seeds`."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +13,9 @@ from annocoin.cli.options import DatasetSource, choice, option
 from annocoin.errors import InputError, Problems
 
 if TYPE_CHECKING:
-    from annocoin.data.dataset import WeakImage
+    from annocoin.data.dataset import WeakDataset, WeakImage
+    from annocoin.engine.config import Config
+    from annocoin.engine.image_stages import Execution
     from annocoin.regions.boundaries import DetectorKind
     from annocoin.regions.storage import RegionFolder
     from annocoin.seeds.seed_set import SeedFolder
@@ -46,8 +48,48 @@ seeds_app = typer.Typer(
 Boundaries = Annotated[str, choice(options.DETECTORS, "Boundary detector.")]
 ImageFolder = Annotated[Path, option("Output folder, with one file per image.", metavar="DIR")]
 Regions = Annotated[Path, option("Output of `annocoin regions`.", metavar="DIR")]
+Seed = Annotated[int | None, option("Random seed.", "0")]
+ValidationSplit = Annotated[str | None, option("Split to measure tag mAP on.")]
 CLASSIFIER = "Trained classifier.safetensors, instead of training one."
 FROM = "Import proposals: MCG or COB .mat files, or COCO RLE masks such as SAM's."
+
+
+def classifier_command(
+    dataset: options.Dataset,
+    out: Annotated[Path, option("Output folder.", metavar="DIR")],
+    preset: options.Preset = "voc-r50",
+    seed: Seed = None,
+    overrides: options.Overrides = None,
+    weights: options.Weights = None,
+    validation_split: ValidationSplit = None,
+    device: options.Device = options.AUTO_DEVICE,
+    split: options.Split = None,
+    kind: options.Kind = None,
+    images: options.Images = None,
+    skip_bad: options.SkipBad = False,
+) -> None:
+    """Train an image classifier from tags.
+
+    Writes OUT/classifier.safetensors, for --classifier of `annocoin seeds` and `annocoin train`.
+    After an interruption the same command continues.
+    """
+    from annocoin.engine.distribution import open_device, single_process
+    from annocoin.engine.image_stages import CLASSIFIER_FILE, Execution
+    from annocoin.engine.presets import configure
+    from annocoin.files import refuse_input
+
+    refuse_input(out, dataset)
+    source = DatasetSource(dataset, split, kind, images, skip_bad)
+    weak, changes = source.weak("image"), options.parse_overrides(overrides)
+    config = configure(
+        preset, weak.classes, changes, seed=seed, weights=weights, networks=("classifier",)
+    )
+    execution = Execution(single_process(str(open_device(device))), problems=source.problems)
+    validation = None if validation_split is None else source.weak("image", validation_split)
+    _train_classifier(weak, out, config, validation, execution)
+    file = out / CLASSIFIER_FILE
+    print(f"{file}: {len(weak.classes)} classes, from the tags of {len(weak)} images")
+    options.print_skipped(source.problems)
 
 
 @regions_app.command("make")
@@ -126,10 +168,10 @@ def make_seeds_command(
     supervision: options.Supervision = "image",
     classifier: Annotated[Path | None, option(CLASSIFIER, metavar="FILE")] = None,
     preset: options.Preset = "voc-r50",
-    seed: Annotated[int | None, option("Random seed.", "0")] = None,
+    seed: Seed = None,
     overrides: options.Overrides = None,
     weights: options.Weights = None,
-    validation_split: Annotated[str | None, option("Split to measure tag mAP on.")] = None,
+    validation_split: ValidationSplit = None,
     jobs: options.Jobs = None,
     device: options.Device = options.AUTO_DEVICE,
     split: options.Split = None,
@@ -143,13 +185,7 @@ def make_seeds_command(
     `make` is optional. After an interruption the same command continues.
     """
     from annocoin.engine.distribution import open_device, single_process
-    from annocoin.engine.image_stages import (
-        CLASSIFIER_FILE,
-        Execution,
-        make_classifier,
-        make_seeds,
-        with_regions,
-    )
+    from annocoin.engine.image_stages import CLASSIFIER_FILE, Execution, make_seeds, with_regions
     from annocoin.engine.presets import configure
     from annocoin.progress import track
     from annocoin.regions.storage import RegionFolder
@@ -163,20 +199,9 @@ def make_seeds_command(
     )
     execution = Execution(single_process(str(open_device(device))), jobs, problems)
     if classifier is None:
-        validation = None
-        if validation_split is not None:
-            source.reading["split"] = validation_split
-            validation = source.weak("image")
-        figures = make_classifier(
-            with_regions(weak, region_folder, problems),
-            out,
-            config.classifier,
-            seed=config.seed,
-            validation=validation,
-            execution=execution,
-        )
-        for name, value in figures.items():
-            print(f"classifier: {name.replace('_', ' ')} {100 * value:.1f} %", flush=True)
+        validation = None if validation_split is None else source.weak("image", validation_split)
+        usable = with_regions(weak, region_folder, problems)
+        _train_classifier(usable, out, config, validation, execution)
     elif validation_split or seed is not None or any(k.startswith("classifier") for k in changes):
         raise InputError("--classifier is trained already; leave out the options of training")
     seeds = make_seeds(
@@ -235,6 +260,28 @@ def show_seeds_command(
     overlay.save(overlay.sheet(rows, 1), out)
     print(f"{out}: {len(rows)} images")
     options.print_skipped(problems)
+
+
+def _train_classifier(
+    dataset: "WeakDataset",
+    out: Path,
+    config: "Config",
+    validation: "WeakDataset | None",
+    execution: "Execution",
+) -> None:
+    """Train a classifier, unless `out` has it, and print its tag mAP."""
+    from annocoin.engine.image_stages import make_classifier
+
+    figures = make_classifier(
+        dataset,
+        out,
+        config.classifier,
+        seed=config.seed,
+        validation=validation,
+        execution=execution,
+    )
+    for name, value in figures.items():
+        print(f"classifier: {name.replace('_', ' ')} {100 * value:.1f} %", flush=True)
 
 
 def _retrieve(
