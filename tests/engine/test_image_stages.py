@@ -20,8 +20,10 @@ import torch
 from PIL import Image
 
 from annocoin import masks
+from annocoin.data.dataset import WeakDataset
 from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.data.predictions import read_predictions
+from annocoin.engine import image_stages
 from annocoin.engine.image_stages import (
     CHECKPOINT,
     CLASSIFIER_FILE,
@@ -509,6 +511,21 @@ def test_a_classifier_of_another_training_is_refused(artefacts: Artefacts, tmp_p
     (tmp_path / CLASSIFIER_FILE).write_bytes(b"nonsense")
     with pytest.raises(InputError, match="damaged"):
         make_classifier(weak, tmp_path, once)
+
+
+def test_tags_are_measured_on_some_training_and_all_validation_images(
+    artefacts: Artefacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weak, measured = artefacts.weak["image"], []
+
+    def count_images(net: Classifier, dataset: WeakDataset, problems: Problems) -> float:
+        measured.append(len(dataset))
+        return 0.0
+
+    monkeypatch.setattr(image_stages, "MEASURED_IMAGES", 3)
+    monkeypatch.setattr(image_stages, "tag_map", count_images)
+    make_classifier(weak[:4], tmp_path, replace(TINY, epochs=1), validation=weak[3:])
+    assert measured == [3, 5]
 
 
 @pytest.mark.parametrize("change", [{"epochs": 3}, {"head_lr": 0.1}, {"peak_sharpness": 2.0}])

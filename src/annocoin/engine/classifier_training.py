@@ -116,8 +116,7 @@ def predict_tags(
 
 def tag_map(net: Classifier, dataset: WeakDataset, problems: Problems | None = None) -> float:
     """Mean average precision of the classifier's scores for the dataset's tags."""
-    few = replace(dataset, images=dataset.images[:MEASURED_IMAGES])
-    scores, tags = predict_tags(net, few, problems)
+    scores, tags = predict_tags(net, dataset, problems)
     return float(tag_average_precision(scores, tags.bool()).nanmean())
 
 

@@ -15,7 +15,12 @@ from typing import Any, Protocol, TypeVar
 from annocoin.data.artefacts import LOCK, ArtefactFolder
 from annocoin.data.dataset import LabelledImage, LabelledImages, WeakDataset, WeakImage
 from annocoin.data.images import read_image
-from annocoin.engine.classifier_training import provenance, tag_map, train_classifier
+from annocoin.engine.classifier_training import (
+    MEASURED_IMAGES,
+    provenance,
+    tag_map,
+    train_classifier,
+)
 from annocoin.engine.config import ClassifierOptions
 from annocoin.engine.distribution import ProcessGroup, worker_processes
 from annocoin.engine.metrics import FileLogger
@@ -191,7 +196,7 @@ def make_classifier(
         net = train_classifier(dataset, options, seed=seed, trainer=trainer)
         figures = {}
         if trainer.group is None or trainer.group.is_main:
-            figures["tag_map"] = tag_map(net, dataset, trainer.problems)
+            figures["tag_map"] = tag_map(net, dataset[:MEASURED_IMAGES], trainer.problems)
             if validation is not None:
                 figures["validation_tag_map"] = tag_map(net, validation, trainer.problems)
             write_classifier(file, net, metadata)
