@@ -7,10 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
+from annocoin.data.loading import load_weak
 from annocoin.engine.image_stages import CLASSIFIER_FILE, METRICS
 from annocoin.seeds.classifier import read_classifier
+from annocoin.synthetic.dataset import write_synthetic
 from engine.worlds import Artefacts
-from pictures import break_jpeg
+from pictures import break_jpeg, picture
 
 Run = Callable[..., Any]
 TINY = (
@@ -41,6 +46,84 @@ def test_a_classifier_for_other_commands(
     )  # fmt: skip
     assert (outcome.code, outcome.err) == (0, "")
     assert "seeds of 8 images" in outcome.out
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three further scenes."""
+    root = tmp_path_factory.mktemp("more") / "scenes"
+    write_synthetic(root, images=3, size=64, seed=4)
+    return root
+
+
+def grey_image(root: Path, name: str, tags: str) -> Path:
+    """A dataset of one grey image."""
+    picture(root / "images" / name)
+    (root / "labels.csv").write_text(f"image,label\n{name},{tags}\n")
+    return root
+
+
+def test_more_tags_train_the_classifier(
+    annocoin: Run, scenes: Path, more: Path, artefacts: Artefacts, tmp_path: Path
+) -> None:
+    name = load_weak(scenes).classes[2]
+    grey = grey_image(tmp_path / "grey", "grey.png", f"{name};sphinx")
+    further = ("--more-tags", more, "--more-tags", grey)
+    outcome = annocoin("classifier", scenes, "--out", tmp_path / "c", *TINY, *further)
+    assert outcome.code == 0, outcome.err
+    assert "from the tags of 12 images" in outcome.out
+    note = f"note: {scenes}: 1 labels of unknown classes in {grey} left out: sphinx\n"
+    assert outcome.err == note
+    assert len((tmp_path / "c" / METRICS).read_text().splitlines()) == 3, "12 images, 4 per step"
+    outcome = annocoin(
+        "seeds", scenes, "--regions", artefacts.regions.path, "--supervision", "box",
+        "--out", tmp_path / "s", "--jobs", 1, *TINY, *further,
+    )  # fmt: skip
+    assert (outcome.code, outcome.err) == (0, note)
+    assert "seeds of 8 images" in outcome.out
+    first, second = (read_classifier(tmp_path / name / CLASSIFIER_FILE) for name in "cs")
+    for key, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[key]), "boxes are tags for the classifier"
+
+
+def test_tags_of_a_coco_file_with_its_images(
+    annocoin: Run, scenes: Path, more: Path, tmp_path: Path
+) -> None:
+    coco = tmp_path / "more.json"
+    assert annocoin("convert", more, coco, "--to", "coco").code == 0
+    command = ("classifier", scenes, "--out", tmp_path / "c", *TINY, "--more-tags", coco)
+    outcome = annocoin(*command)
+    assert (outcome.code, "where they are with --images DIR" in outcome.err) == (2, True)
+    outcome = annocoin(*command, "--images", more / "JPEGImages")
+    assert outcome.code == 0, outcome.err
+    assert "from the tags of 11 images" in outcome.out
+
+
+def test_bad_datasets_of_more_tags_are_one_line(
+    annocoin: Run, scenes: Path, artefacts: Artefacts, tmp_path: Path
+) -> None:
+    out, sphinx = tmp_path / "out", grey_image(tmp_path / "d", "a.png", "sphinx")
+    cases: dict[str, tuple[object, ...]] = {
+        f"{tmp_path / 'none'}: no such file or folder": ("--more-tags", tmp_path / "none"),
+        f"{tmp_path}: not a dataset of a known format": ("--more-tags", tmp_path),
+        f"{scenes}: knows none of the dataset's classes ('sphinx',) in {sphinx}": (
+            "--more-tags", sphinx,
+        ),
+        "expected every image id once, leave one of them out": ("--more-tags", scenes),
+    }  # fmt: skip
+    regions = ("--regions", artefacts.regions.path)
+    for command in (("classifier", scenes), ("seeds", scenes, *regions)):
+        for message, extra in cases.items():
+            outcome = annocoin(*command, "--out", out, *TINY, *extra)
+            assert (outcome.code, outcome.err.count("\n")) == (2, 1), (extra, outcome.err)
+            assert message in outcome.err, (message, outcome.err)
+            assert not list(tmp_path.rglob("*.safetensors")), message
+    trained = ("--classifier", artefacts.classifier, "--more-tags", sphinx)
+    outcome = annocoin("seeds", scenes, *regions, "--out", out, *trained)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "--classifier is trained already" in outcome.err
+    outcome = annocoin("classifier", scenes, "--out", sphinx, "--more-tags", sphinx)
+    assert (outcome.code, "that is the input" in outcome.err) == (2, True)
 
 
 def test_a_bad_image_is_skipped(annocoin: Run, scenes: Path, tmp_path: Path) -> None:

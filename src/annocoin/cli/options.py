@@ -65,11 +65,16 @@ OVERRIDES = (
     "Override a configuration value by its dotted name, such as prediction.training.lr=1e-3; "
     "repeatable. RUN/config.json lists all of them."
 )
+MORE_TAGS = (
+    "Further dataset, with the tags of all its images, for the training of the classifier only; "
+    "classes are matched by name; repeatable."
+)
 OUTPUT = "Output: a .json file for coco, otherwise a new folder."
 Dataset = Annotated[Path, typer.Argument(metavar="DATASET", help=DATASET)]
 Split = Annotated[str | None, option("Image list of the dataset, such as val.", "all images")]
 Kind = Annotated[str | None, choice(DATASET_KINDS, "Dataset format.", "recognised by its files")]
 Images = Annotated[Path | None, option("Folder of the images of a COCO .json.", metavar="DIR")]
+MoreTags = Annotated[list[Path] | None, option(MORE_TAGS, metavar="DATASET")]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Skip bad images and labels, and list them.")
 ]
@@ -103,6 +108,20 @@ class DatasetSource:
         """Images with weak labels; of another split, if one is passed."""
         reading = self.reading if split is None else {**self.reading, "split": split}
         return annocoin.load_weak(self.path, supervision, **reading)
+
+    def more(
+        self, paths: Iterable[Path] | None, supervision: Any, dataset: "WeakDataset"
+    ) -> "WeakDataset | None":
+        """All images of further datasets, with the classes of `dataset`; None without paths."""
+        from annocoin.data.dataset import concatenate
+
+        further = [
+            annocoin.load_weak(
+                path, supervision, images=self.reading["images"], problems=self.problems
+            ).with_classes(dataset.classes, str(dataset.source))
+            for path in paths or ()
+        ]
+        return concatenate(*further) if further else None
 
     def evaluation(self) -> "EvaluationDataset":
         return annocoin.load_evaluation(self.path, **self.reading)

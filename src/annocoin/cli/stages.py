@@ -61,6 +61,7 @@ def classifier_command(
     seed: Seed = None,
     overrides: options.Overrides = None,
     weights: options.Weights = None,
+    more_tags: options.MoreTags = None,
     validation_split: ValidationSplit = None,
     device: options.Device = options.AUTO_DEVICE,
     split: options.Split = None,
@@ -73,14 +74,17 @@ def classifier_command(
     Writes OUT/classifier.safetensors, for --classifier of `annocoin seeds` and `annocoin train`.
     After an interruption the same command continues.
     """
+    from annocoin.data.dataset import with_more_tags
     from annocoin.engine.distribution import open_device, single_process
     from annocoin.engine.image_stages import CLASSIFIER_FILE, Execution
     from annocoin.engine.presets import configure
     from annocoin.files import refuse_input
 
-    refuse_input(out, dataset)
+    refuse_input(out, dataset, *(more_tags or ()))
     source = DatasetSource(dataset, split, kind, images, skip_bad)
-    weak, changes = source.weak("image"), options.parse_overrides(overrides)
+    changes = options.parse_overrides(overrides)
+    weak = source.weak("image")
+    weak = with_more_tags(weak, source.more(more_tags, "image", weak))
     config = configure(
         preset, weak.classes, changes, seed=seed, weights=weights, networks=("classifier",)
     )
@@ -171,6 +175,7 @@ def make_seeds_command(
     seed: Seed = None,
     overrides: options.Overrides = None,
     weights: options.Weights = None,
+    more_tags: options.MoreTags = None,
     validation_split: ValidationSplit = None,
     jobs: options.Jobs = None,
     device: options.Device = options.AUTO_DEVICE,
@@ -184,6 +189,7 @@ def make_seeds_command(
     Seeds are peaks of the classifier's class maps; for each a region is retrieved. The word
     `make` is optional. After an interruption the same command continues.
     """
+    from annocoin.data.dataset import with_more_tags
     from annocoin.engine.distribution import open_device, single_process
     from annocoin.engine.image_stages import CLASSIFIER_FILE, Execution, make_seeds, with_regions
     from annocoin.engine.presets import configure
@@ -191,19 +197,21 @@ def make_seeds_command(
     from annocoin.regions.storage import RegionFolder
     from annocoin.seeds.retrieval import METHODS
 
+    changes = options.parse_overrides(overrides)
+    training = validation_split or seed is not None or more_tags
+    if classifier is not None and (training or any(k.startswith("classifier") for k in changes)):
+        raise InputError("--classifier is trained already; leave out the options of training")
     source = DatasetSource(dataset, split, kind, images, skip_bad)
     weak, problems, region_folder = source.weak(supervision), source.problems, RegionFolder(regions)
-    changes = options.parse_overrides(overrides)
     config = configure(
         preset, weak.classes, changes, seed=seed, weights=weights, networks=("classifier",)
     )
     execution = Execution(single_process(str(open_device(device))), jobs, problems)
     if classifier is None:
         validation = None if validation_split is None else source.weak("image", validation_split)
-        usable = with_regions(weak, region_folder, problems)
-        _train_classifier(usable, out, config, validation, execution)
-    elif validation_split or seed is not None or any(k.startswith("classifier") for k in changes):
-        raise InputError("--classifier is trained already; leave out the options of training")
+        more = source.more(more_tags, "image", weak)
+        tagged = with_more_tags(with_regions(weak, region_folder, problems), more)
+        _train_classifier(tagged, out, config, validation, execution)
     seeds = make_seeds(
         weak,
         region_folder,

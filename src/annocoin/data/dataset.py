@@ -335,9 +335,9 @@ def concatenate(first: WeakDataset, *others: WeakDataset) -> WeakDataset:
     return replace(first, images=tuple(images.values()))
 
 
-def with_more_tags(dataset: WeakDataset, more: WeakDataset) -> WeakDataset:
+def with_more_tags(dataset: WeakDataset, more: WeakDataset | None) -> WeakDataset:
     """The images of both datasets with their tags, to train an image classifier."""
-    return concatenate(_tags_only(dataset), _tags_only(more))
+    return dataset if more is None else concatenate(_tags_only(dataset), _tags_only(more))
 
 
 def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
