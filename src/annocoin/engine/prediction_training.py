@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
 
-from annocoin.data.dataset import WeakImage
+from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.config import PredictionConfig
 from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.engine.randomness import generator_at, seed_of
 from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
-from annocoin.errors import InputError
+from annocoin.errors import InputError, Problems
 from annocoin.objective.diversity import GAMMA
 from annocoin.prediction.networks import (
     ResizedImage,
@@ -25,6 +25,7 @@ from annocoin.prediction.networks import (
 )
 from annocoin.prediction.soft_losses import SoftLosses
 from annocoin.prediction.soft_targets import SoftTargets
+from annocoin.progress import track
 from annocoin.types import ImageId
 
 
@@ -80,6 +81,21 @@ def train_prediction(
     if config.losses.class_agnostic_masks:
         make_masks_class_agnostic(net)
     net.eval()
+
+
+def labels_from_masks(dataset: WeakDataset, problems: Problems) -> dict[ImageId, PseudoLabels]:
+    """The annotated masks as labels, for full supervision, without those of crowds.
+
+    Where bad images are skipped, each is opened now: training would meet them one by one.
+    """
+    labels = {}
+    for image in track(dataset, "opening images") if problems.skip else dataset:
+        with problems.caught():
+            if problems.skip:
+                image.pixels()
+            instances = image.annotation.instances()
+            labels[image.image_id] = PseudoLabels.single(instances[~instances.crowd])
+    return labels
 
 
 class _Example(NamedTuple):

@@ -31,16 +31,14 @@ from annocoin.engine.image_stages import (
     make_seeds,
 )
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
-from annocoin.engine.prediction_training import train_prediction
+from annocoin.engine.prediction_training import labels_from_masks, train_prediction
 from annocoin.engine.preflight import Precomputed, check_before_work, plan, trains_classifier
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
 from annocoin.engine.randomness import seed_of, seeded
 from annocoin.engine.run_directory import Log, Run, Stage, open_run
 from annocoin.engine.trainer import CHECKPOINT_SECONDS
-from annocoin.errors import Problems
 from annocoin.files import file_digest, write_bytes
 from annocoin.prediction.networks import build_network, read_prediction, write_prediction
-from annocoin.progress import track
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.seed_set import SeedFolder
 from annocoin.types import ImageId, Instances
@@ -134,7 +132,7 @@ class _Rounds:
         data = self.run.stage("dataset", {"images": self.digest})
         self.classifier = self.train_classifier(data)
         if self.dataset.fully_masked:
-            labels = _true_labels(self.dataset, self.execution.problems)
+            labels = labels_from_masks(self.dataset, self.execution.problems)
             return self.train_prediction("prediction", data, labels, self.config.prediction_steps)
         regions = self.compute_regions(data)
         seeds = self.compute_seeds(regions)
@@ -393,18 +391,3 @@ class _Rounds:
             ),
             measurement.digest,
         )
-
-
-def _true_labels(dataset: WeakDataset, problems: Problems) -> Labels:
-    """The annotated masks, without those of crowds.
-
-    Where bad images are skipped, each is opened now: training would meet them one by one.
-    """
-    labels = {}
-    for image in track(dataset, "opening images") if problems.skip else dataset:
-        with problems.caught():
-            if problems.skip:
-                image.pixels()
-            instances = image.annotation.instances()
-            labels[image.image_id] = PseudoLabels.single(instances[~instances.crowd])
-    return labels
