@@ -23,3 +23,10 @@ def break_jpeg(path: Path) -> None:
     content = path.read_bytes()
     assert HUFFMAN_TABLE in content
     path.write_bytes(content.replace(HUFFMAN_TABLE, RESERVED))
+
+
+def tagged_picture(root: Path, name: str, *tags: str) -> Path:
+    """A dataset in `root` of one picture with tags."""
+    picture(root / "images" / name)
+    (root / "labels.csv").write_text(f"image,label\n{name},{';'.join(tags)}\n")
+    return root

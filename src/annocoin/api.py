@@ -119,6 +119,7 @@ def train(
     seed: int | None = None,
     changes: Mapping[str, str] | None = None,
     weights: Path | None = None,
+    more_tags: WeakDataset | None = None,
     precomputed: Precomputed | None = None,
     truth: EvaluationDataset | None = None,
     group: ProcessGroup | None = None,
@@ -138,6 +139,8 @@ def train(
         seed: random seed.
         changes: values at dotted names of the configuration, see `annocoin.engine.config.Config`.
         weights: folder with backbone weights; default torchvision's, which may be downloaded.
+        more_tags: further images, whose tags train the classifier only; classes are matched by
+            name.
         precomputed: regions, seeds and classifier that need not be computed.
         truth: true masks of the same images, to measure the pseudo labels of each round; nothing
             is learned from them.
@@ -151,6 +154,7 @@ def train(
         dataset,
         out,
         config,
+        more_tags=more_tags,
         precomputed=precomputed,
         measurement=None if truth is None else _measurement(truth, dataset, problems),
         execution=Execution(group or single_process(str(open_device(device))), jobs, problems),

@@ -15,7 +15,7 @@ from annocoin.engine.image_stages import CLASSIFIER_FILE, METRICS
 from annocoin.seeds.classifier import read_classifier
 from annocoin.synthetic.dataset import write_synthetic
 from engine.worlds import Artefacts
-from pictures import break_jpeg, picture
+from pictures import break_jpeg, tagged_picture
 
 Run = Callable[..., Any]
 TINY = (
@@ -56,18 +56,11 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def grey_image(root: Path, name: str, tags: str) -> Path:
-    """A dataset of one grey image."""
-    picture(root / "images" / name)
-    (root / "labels.csv").write_text(f"image,label\n{name},{tags}\n")
-    return root
-
-
 def test_more_tags_train_the_classifier(
     annocoin: Run, scenes: Path, more: Path, artefacts: Artefacts, tmp_path: Path
 ) -> None:
     name = load_weak(scenes).classes[2]
-    grey = grey_image(tmp_path / "grey", "grey.png", f"{name};sphinx")
+    grey = tagged_picture(tmp_path / "grey", "grey.png", name, "sphinx")
     further = ("--more-tags", more, "--more-tags", grey)
     outcome = annocoin("classifier", scenes, "--out", tmp_path / "c", *TINY, *further)
     assert outcome.code == 0, outcome.err
@@ -102,7 +95,7 @@ def test_tags_of_a_coco_file_with_its_images(
 def test_bad_datasets_of_more_tags_are_one_line(
     annocoin: Run, scenes: Path, artefacts: Artefacts, tmp_path: Path
 ) -> None:
-    out, sphinx = tmp_path / "out", grey_image(tmp_path / "d", "a.png", "sphinx")
+    out, sphinx = tmp_path / "out", tagged_picture(tmp_path / "d", "a.png", "sphinx")
     cases: dict[str, tuple[object, ...]] = {
         f"{tmp_path / 'none'}: no such file or folder": ("--more-tags", tmp_path / "none"),
         f"{tmp_path}: not a dataset of a known format": ("--more-tags", tmp_path),

@@ -124,3 +124,11 @@ def test_the_plan_lists_the_stages(
     assert [line[:14].strip() for line in lines[1:]] == stages
     if rounds == 0 or supervision == "mask":
         assert "560 steps of 4 images" in lines[-1]
+
+
+def test_the_plan_counts_the_images_of_the_classifier(weak: WeakDataset) -> None:
+    config = configure("synthetic", weak.classes)
+    lines = plan(config, weak[:5], Precomputed(), more_tags=weak[5:])
+    assert lines[0].startswith("5 images")
+    assert lines[1].endswith("epochs of 8 images")
+    assert lines[2].endswith("of 5 images")

@@ -55,6 +55,7 @@ def train_command(
     overrides: options.Overrides = None,
     weights: options.Weights = None,
     limit: options.Limit = None,
+    more_tags: options.MoreTags = None,
     regions: Regions = None,
     seeds: Seeds = None,
     classifier: Classifier = None,
@@ -78,11 +79,12 @@ def train_command(
     from annocoin.files import refuse_input
 
     started = time.monotonic()
-    refuse_input(out, dataset)
+    refuse_input(out, dataset, *(more_tags or ()))
     changes = options.parse_overrides(overrides)
     precomputed = _precomputed(regions, seeds, classifier)
     source = DatasetSource(dataset, split, kind, images, skip_bad)
     weak = source.weak(supervision)[:limit]
+    more = source.more(more_tags, "image", weak)
     truth = source.evaluation() if measure else None
     group = init_distributed(devices=devices, nodes=nodes, device=device, precision=precision)
     log: Any = partial(print, flush=True) if group.is_main else (lambda line: None)
@@ -92,7 +94,7 @@ def train_command(
         )
     run = annocoin.train(
         weak, out, preset, rounds=rounds, seed=seed, changes=changes, weights=weights,
-        precomputed=precomputed, truth=truth, group=group, jobs=jobs,
+        more_tags=more, precomputed=precomputed, truth=truth, group=group, jobs=jobs,
         problems=source.problems, log=log,
     )  # fmt: skip
     duration = timedelta(seconds=round(time.monotonic() - started))

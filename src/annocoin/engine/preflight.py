@@ -55,11 +55,15 @@ def check_before_work(
     config: Config,
     precomputed: Precomputed,
     problems: Problems,
+    more_tags: WeakDataset | None = None,
 ) -> Config:
     """Check all that can be checked before any work is done; gives the final configuration."""
     if config.classes != dataset.classes:
         raise InputError("the configuration has other classes than the dataset")
     file = precomputed.classifier_file
+    if more_tags is not None and not trains_classifier(config, dataset, precomputed):
+        reason = "the run trains no classifier" if file is None else f"{file} is trained already"
+        raise InputError(f"--more-tags: {reason}; leave --more-tags out")
     if file is not None:
         if file.resolve() == (Path(out) / CLASSIFIER_FILE).resolve():
             raise InputError(f"{file}: is the run's own classifier; leave --classifier out")
@@ -110,7 +114,12 @@ def trains_classifier(config: Config, dataset: WeakDataset, precomputed: Precomp
     return precomputed.classifier_file is None and (for_seeds or config.needs_classifier)
 
 
-def plan(config: Config, dataset: WeakDataset, precomputed: Precomputed) -> list[str]:
+def plan(
+    config: Config,
+    dataset: WeakDataset,
+    precomputed: Precomputed,
+    more_tags: WeakDataset | None = None,
+) -> list[str]:
     """The stages of a run and their sizes, a line each."""
     images, training = len(dataset), config.prediction.training
     architecture = config.prediction.architecture
@@ -122,8 +131,8 @@ def plan(config: Config, dataset: WeakDataset, precomputed: Precomputed) -> list
         lines.append(f"  {stage:12s} {work}")
 
     if trains_classifier(config, dataset, precomputed):
-        classifier = config.classifier
-        add("classifier", f"{classifier.backbone}: {classifier.epochs} epochs of {images} images")
+        classifier, tagged = config.classifier, images + len(more_tags or ())
+        add("classifier", f"{classifier.backbone}: {classifier.epochs} epochs of {tagged} images")
     if dataset.fully_masked:
         add("prediction", single)
         return lines

@@ -13,7 +13,7 @@ from annocoin.conditional.networks import (
     read_conditional,
     write_conditional,
 )
-from annocoin.data.dataset import WeakDataset
+from annocoin.data.dataset import WeakDataset, with_more_tags
 from annocoin.engine.conditional_dataset import (
     ConditionalDataset,
     PreparedFolder,
@@ -68,6 +68,7 @@ def train_run(
     out: str | Path,
     config: Config,
     *,
+    more_tags: WeakDataset | None = None,
     precomputed: Precomputed | None = None,
     measurement: Measurement | None = None,
     execution: Execution | None = None,
@@ -77,17 +78,21 @@ def train_run(
     """Run all stages that are not done yet; gives the file of the prediction network.
 
     The same call resumes an interrupted run, and ends with the same result.
+
+    Args:
+        more_tags: further images for the classifier.
     """
     execution, precomputed = execution or Execution(), precomputed or Precomputed()
     group = execution.group or single_process()
     execution = replace(execution, group=group)
-    config = check_before_work(dataset, out, config, precomputed, execution.problems)
+    config = check_before_work(dataset, out, config, precomputed, execution.problems, more_tags)
+    tagged = with_more_tags(dataset, more_tags)
     with open_run(
         out, config.to_json(), group, log=log, checkpoint_seconds=checkpoint_seconds
     ) as run:
-        for line in plan(config, dataset, precomputed):
+        for line in plan(config, dataset, precomputed, more_tags):
             run.log(line)
-        rounds = _Rounds(run, dataset, config, precomputed, measurement, execution)
+        rounds = _Rounds(run, dataset, tagged, config, precomputed, measurement, execution)
         rounds.networks["prediction"] = rounds.all().folder / PREDICTION_FILE
         run.finish(
             rounds.networks,
@@ -110,12 +115,13 @@ class _Rounds:
         self,
         run: Run,
         dataset: WeakDataset,
+        tagged: WeakDataset,
         config: Config,
         precomputed: Precomputed,
         measurement: Measurement | None,
         execution: Execution,
     ) -> None:
-        self.run, self.dataset, self.config = run, dataset, config
+        self.run, self.dataset, self.tagged, self.config = run, dataset, tagged, config
         self.precomputed, self.measurement, self.execution = precomputed, measurement, execution
         self.common = {
             "seed": config.seed,
@@ -165,9 +171,12 @@ class _Rounds:
             stage = self.run.stage("classifier", {"precomputed": file_digest(file)}, data)
             work: partial[Any] = partial(self._copy, file, stage.folder / CLASSIFIER_FILE)
         elif trains_classifier(self.config, self.dataset, self.precomputed):
-            stage = self.run.stage("classifier", self._options(options), data)
+            values = self._options(options)
+            if self.tagged is not self.dataset:
+                values["tagged"] = self.tagged.digest()
+            stage = self.run.stage("classifier", values, data)
             training = {"seed": self.config.seed, "trainer": self._trainer(stage)}
-            work = partial(make_classifier, self.dataset, stage.folder, options, **training)
+            work = partial(make_classifier, self.tagged, stage.folder, options, **training)
         else:
             return None
         self.run.do(stage, work)
