@@ -127,7 +127,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     [
         ("--help", "Commands:"),
         ("--version", package.__version__),
-        ("train --help", "--preset"),
+        ("train --help", "--more-images"),
         ("classifier --help", "--validation-split"),
         ("seeds make --help", "--validation-split"),
         ("train data --out run --sede 1", "--sede"),

@@ -96,9 +96,10 @@ class TrainedRun:
         return Predictor(net, threshold=threshold, device=open_device(device))
 
     def precomputed_for(self, dataset: WeakDataset) -> Precomputed:
-        """Its regions and seeds, if it was trained on this dataset."""
+        """Its regions and seeds, if it was trained on this dataset, with or without more images."""
         folders = self._result["folders"]
-        if self._result["dataset"] != dataset.digest() or "seeds" not in folders:
+        trained_on = (self._result["dataset"], self._result.get("main_dataset"))
+        if dataset.digest() not in trained_on or "seeds" not in folders:
             return Precomputed()
         regions, seeds = self.path / folders["regions"], self.path / folders["seeds"]
         for folder in (regions, seeds):
@@ -119,6 +120,7 @@ def train(
     seed: int | None = None,
     changes: Mapping[str, str] | None = None,
     weights: Path | None = None,
+    more_images: WeakDataset | None = None,
     more_tags: WeakDataset | None = None,
     precomputed: Precomputed | None = None,
     truth: EvaluationDataset | None = None,
@@ -139,11 +141,13 @@ def train(
         seed: random seed.
         changes: values at dotted names of the configuration, see `annocoin.engine.config.Config`.
         weights: folder with backbone weights; default torchvision's, which may be downloaded.
+        more_images: further images of the same supervision, for all stages; classes are matched by
+            name. `annocoin.data.dataset.concatenate` makes several datasets one.
         more_tags: further images, whose tags train the classifier only; classes are matched by
             name.
         precomputed: regions, seeds and classifier that need not be computed.
-        truth: true masks of the same images, to measure the pseudo labels of each round; nothing
-            is learned from them.
+        truth: true masks of the images of `dataset`, to measure the pseudo labels of each round;
+            nothing is learned from them.
         group: the processes that train, see `annocoin.engine.distribution.init_distributed`;
             default this one on `device`.
         jobs: worker processes, default one per core.
@@ -154,6 +158,7 @@ def train(
         dataset,
         out,
         config,
+        more_images=more_images,
         more_tags=more_tags,
         precomputed=precomputed,
         measurement=None if truth is None else _measurement(truth, dataset, problems),
@@ -358,4 +363,4 @@ def _measurement(truth: EvaluationDataset, dataset: WeakDataset, problems: Probl
         return {f"map@{threshold:g}": value for threshold, value in mean.items()}
 
     content = repr([(image.image_id, image.annotation) for image in kept])
-    return Measurement(figures, hashlib.sha256(content.encode()).hexdigest()[:12])
+    return Measurement(figures, hashlib.sha256(content.encode()).hexdigest()[:12], len(kept))

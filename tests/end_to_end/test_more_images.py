@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from annocoin.data.loading import load_weak
+from annocoin.data.loading import load_evaluation, load_labelled, load_weak
+from annocoin.errors import InputError
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_classifier
 from annocoin.synthetic.dataset import write_synthetic
 from end_to_end.quick import ARGUMENTS, metrics, train
@@ -82,4 +84,85 @@ def test_bad_more_tags_are_one_line_before_any_work(
         assert outcome.err.count("\n") == 1
         assert not new.exists(), message
     outcome = annocoin("train", scenes, "--out", tmp_path / "known", *ARGUMENTS, *known)
+    assert (outcome.code, "that is the input" in outcome.err) == (2, True)
+
+
+def files_of(run: Path, stage: str) -> int:
+    return sum(len(list(path.rglob("*.npz"))) for path in (run / "stages").glob(f"{stage}-*"))
+
+
+def test_more_images_take_part_in_every_stage(
+    scenes: Path, more: Path, tmp_path: Path, annocoin: Command
+) -> None:
+    run = tmp_path / "run"
+    grey = tagged_picture(tmp_path / "grey", "grey.png", load_weak(scenes).classes[0])
+    further = ("--more-images", more, "--more-images", grey)
+    command = ("train", scenes, "--split", "train", "--out", run, *ARGUMENTS, *further)
+    outcome = annocoin(*command, "--measure")
+    assert outcome.code == 0, outcome.err
+    assert "11 images, 6 classes, supervision image" in outcome.out
+    assert outcome.out.count("pseudo labels are measured on 7 of 11 images") == 1
+    for stage in ("regions", "seeds", "examples", "round-1-samples", "round-1-tables", "final-sam"):
+        assert files_of(run, f"{stage}*") == 11, stage
+    measured = [line["stage"] for line in metrics(run) if "map@0.5" in line]
+    assert measured == ["round 1, samples", "final samples"]
+    before = stage_folders(run)
+    again = annocoin(*command)
+    assert again.out.count("done before") == 11
+    assert stage_folders(run) == before
+    command = ("label", run, scenes, "--split", "train", "--jobs", 1)
+    outcome = annocoin(*command, "--out", tmp_path / "l.json")
+    assert outcome.code == 0, outcome.err
+    folders = {path.parent.name for path in (run / "labelling").glob("*/*/*.npz")}
+    assert folders == {"examples", "tables", "labels"}, "regions and seeds are those of the run"
+    assert len(load_labelled(tmp_path / "l.json")) == 7
+
+
+def test_measuring_needs_the_masks_of_the_main_dataset(
+    scenes: Path, more: Path, tmp_path: Path
+) -> None:
+    truth = load_evaluation(scenes, split="val")
+    images = load_weak(more, "image")
+    with pytest.raises(InputError, match="no true masks of these images"):
+        train(scenes, tmp_path / "run", truth=truth, more_images=images)
+    weak = load_weak(scenes, "image")
+    with pytest.raises(InputError, match="true masks of 1 of 8 images; use --skip-bad"):
+        train(scenes, tmp_path / "run", dataset=weak, truth=truth, more_images=images)
+    assert not (tmp_path / "run").exists()
+
+
+def test_full_supervision_with_more_images(scenes: Path, more: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    masks = load_weak(more, "mask")
+    train(scenes, tmp_path / "run", "mask", more_images=masks, log=lines.append)
+    assert lines[0] == "10 images, 6 classes, supervision mask"
+    assert names_of(stage_folders(tmp_path / "run")) == {"prediction"}
+
+
+def test_bad_more_images_are_one_line_before_any_work(
+    scenes: Path, more: Path, annocoin: Command, tmp_path: Path
+) -> None:
+    new, classes = tmp_path / "new", load_weak(scenes).classes
+    sphinx = tagged_picture(tmp_path / "sphinx", "a.png", "sphinx")
+    known = tagged_picture(tmp_path / "known", "a.png", classes[0])
+    coco, photos = tmp_path / "coco.json", tmp_path / "photos"
+    assert annocoin("convert", known, coco, "--to", "coco").code == 0
+    shutil.copytree(known / "images", photos)
+    further = ("--more-images", known)
+    cases: dict[str, tuple[object, ...]] = {
+        "no such file or folder": ("--more-images", tmp_path / "none"),
+        f"knows none of the dataset's classes ('sphinx',) in {sphinx}": ("--more-images", sphinx),
+        "expected every image id once": ("--more-images", scenes),
+        "a.png; expected every image id once": (*further, "--more-tags", known),
+        "both have the file name a.png": (*further, "--more-images", coco, "--images", photos),
+        "no boxes in it": (*further, "--supervision", "box"),
+        "none with a mask": (*further, "--supervision", "mask"),
+    }
+    for message, extra in cases.items():
+        outcome = annocoin("train", scenes, "--out", new, *ARGUMENTS, *extra)
+        assert outcome.code == 2, extra
+        assert message in outcome.err, (message, outcome.err)
+        assert outcome.err.count("\n") == 1
+        assert not new.exists(), message
+    outcome = annocoin("train", scenes, "--out", more, *ARGUMENTS, "--more-images", more)
     assert (outcome.code, "that is the input" in outcome.err) == (2, True)

@@ -65,6 +65,10 @@ OVERRIDES = (
     "Override a configuration value by its dotted name, such as prediction.training.lr=1e-3; "
     "repeatable. RUN/config.json lists all of them."
 )
+MORE_IMAGES = (
+    "Further dataset, all of whose images take part in every stage, with the same --supervision; "
+    "classes are matched by name; repeatable."
+)
 MORE_TAGS = (
     "Further dataset, with the tags of all its images, for the training of the classifier only; "
     "classes are matched by name; repeatable."
@@ -74,12 +78,14 @@ Dataset = Annotated[Path, typer.Argument(metavar="DATASET", help=DATASET)]
 Split = Annotated[str | None, option("Image list of the dataset, such as val.", "all images")]
 Kind = Annotated[str | None, choice(DATASET_KINDS, "Dataset format.", "recognised by its files")]
 Images = Annotated[Path | None, option("Folder of the images of a COCO .json.", metavar="DIR")]
+MoreImages = Annotated[list[Path] | None, option(MORE_IMAGES, metavar="DATASET")]
 MoreTags = Annotated[list[Path] | None, option(MORE_TAGS, metavar="DATASET")]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Skip bad images and labels, and list them.")
 ]
 Supervision = Annotated[str, choice(SUPERVISION, SUPERVISION_HELP)]
-Limit = Annotated[int | None, typer.Option(help="Use only the first N images.", metavar="N", min=1)]
+LIMIT = "Use only the first N images of DATASET."
+Limit = Annotated[int | None, typer.Option(help=LIMIT, metavar="N", min=1)]
 PRESET = "Preset of all options: {}.".format(
     "; ".join(f"{name} ({text})" for name, text in PRESETS.items())
 )

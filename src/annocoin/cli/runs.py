@@ -22,7 +22,7 @@ LABEL_FORMATS = ("coco", "voc", "yolo", "labelme")
 LOW_CONFIDENCE = 0.5
 ROUNDS = "Alternating rounds; 0 trains once on the retrieved seeds."
 IMAGES = "Folder, image file or quoted glob pattern."
-MEASURE = "Log the mAP of the pseudo labels, given the dataset's masks; training ignores them."
+MEASURE = "Log the mAP of the pseudo labels, given DATASET's masks; training ignores them."
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `annocoin train`.")]
 Regions = Annotated[Path | None, option("Regions from `annocoin regions`.", metavar="DIR")]
@@ -55,6 +55,7 @@ def train_command(
     overrides: options.Overrides = None,
     weights: options.Weights = None,
     limit: options.Limit = None,
+    more_images: options.MoreImages = None,
     more_tags: options.MoreTags = None,
     regions: Regions = None,
     seeds: Seeds = None,
@@ -79,12 +80,13 @@ def train_command(
     from annocoin.files import refuse_input
 
     started = time.monotonic()
-    refuse_input(out, dataset, *(more_tags or ()))
+    refuse_input(out, dataset, *(more_images or ()), *(more_tags or ()))
     changes = options.parse_overrides(overrides)
     precomputed = _precomputed(regions, seeds, classifier)
     source = DatasetSource(dataset, split, kind, images, skip_bad)
     weak = source.weak(supervision)[:limit]
-    more = source.more(more_tags, "image", weak)
+    further = source.more(more_images, supervision, weak)
+    tags = source.more(more_tags, "image", weak)
     truth = source.evaluation() if measure else None
     group = init_distributed(devices=devices, nodes=nodes, device=device, precision=precision)
     log: Any = partial(print, flush=True) if group.is_main else (lambda line: None)
@@ -94,8 +96,8 @@ def train_command(
         )
     run = annocoin.train(
         weak, out, preset, rounds=rounds, seed=seed, changes=changes, weights=weights,
-        more_tags=more, precomputed=precomputed, truth=truth, group=group, jobs=jobs,
-        problems=source.problems, log=log,
+        more_images=further, more_tags=tags, precomputed=precomputed, truth=truth, group=group,
+        jobs=jobs, problems=source.problems, log=log,
     )  # fmt: skip
     duration = timedelta(seconds=round(time.monotonic() - started))
     log(f"{run.path}/prediction.safetensors: trained in {duration}")

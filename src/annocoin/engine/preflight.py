@@ -11,7 +11,7 @@ import torch
 
 from annocoin.backbones import SCRATCH
 from annocoin.conditional.networks import ConditionalNetwork
-from annocoin.data.dataset import WeakDataset
+from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.conditional_dataset import with_artefacts
 from annocoin.engine.config import Config
 from annocoin.engine.image_stages import CLASSIFIER_FILE, classifier_architecture, with_regions
@@ -76,11 +76,13 @@ def check_before_work(
         config = use_classifier(config, options)
     check_weight_files(config)
     check_architectures(config)
-    if not dataset.fully_masked:
-        if precomputed.regions is not None:
-            dataset = with_regions(dataset, precomputed.regions, problems)
-        if precomputed.regions is not None and precomputed.seeds is not None:
-            with_artefacts(dataset, precomputed.regions, precomputed.seeds, problems)
+    regions, seeds = precomputed.regions, precomputed.seeds
+    if not dataset.fully_masked and regions is None:
+        _check_file_names(dataset)
+    elif not dataset.fully_masked and regions is not None:
+        usable = with_regions(dataset, regions, problems)
+        if seeds is not None:
+            with_artefacts(usable, regions, seeds, problems)
     return config
 
 
@@ -154,3 +156,15 @@ def plan(
     )
     add("final", f"samples; prediction: {training.final_steps} steps")
     return lines
+
+
+def _check_file_names(dataset: WeakDataset) -> None:
+    """Raise if the regions of two images would have the same file."""
+    images: dict[str, WeakImage] = {}
+    for image in dataset:
+        twin = images.setdefault(image.file_name, image)
+        if twin is not image:
+            raise InputError(
+                f"images {twin.image_id!r} ({twin.path}) and {image.image_id!r} ({image.path}): "
+                f"both have the file name {image.file_name}; rename one of them"
+            )

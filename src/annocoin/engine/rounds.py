@@ -13,7 +13,7 @@ from annocoin.conditional.networks import (
     read_conditional,
     write_conditional,
 )
-from annocoin.data.dataset import WeakDataset, with_more_tags
+from annocoin.data.dataset import WeakDataset, concatenate, with_more_tags
 from annocoin.engine.conditional_dataset import (
     ConditionalDataset,
     PreparedFolder,
@@ -57,10 +57,12 @@ class Measurement:
     Args:
         figures: of instances by image id.
         digest: of the true masks.
+        images: number of images with true masks.
     """
 
     figures: Callable[[Mapping[ImageId, Instances]], dict[str, float]]
     digest: str
+    images: int
 
 
 def train_run(
@@ -68,6 +70,7 @@ def train_run(
     out: str | Path,
     config: Config,
     *,
+    more_images: WeakDataset | None = None,
     more_tags: WeakDataset | None = None,
     precomputed: Precomputed | None = None,
     measurement: Measurement | None = None,
@@ -80,8 +83,11 @@ def train_run(
     The same call resumes an interrupted run, and ends with the same result.
 
     Args:
+        more_images: further images for all stages.
         more_tags: further images for the classifier.
     """
+    main_digest = dataset.digest()
+    dataset = dataset if more_images is None else concatenate(dataset, more_images)
     execution, precomputed = execution or Execution(), precomputed or Precomputed()
     group = execution.group or single_process()
     execution = replace(execution, group=group)
@@ -92,6 +98,8 @@ def train_run(
     ) as run:
         for line in plan(config, dataset, precomputed, more_tags):
             run.log(line)
+        if measurement is not None and measurement.images < len(dataset):
+            run.log(f"pseudo labels are measured on {measurement.images} of {len(dataset)} images")
         rounds = _Rounds(run, dataset, tagged, config, precomputed, measurement, execution)
         rounds.networks["prediction"] = rounds.all().folder / PREDICTION_FILE
         run.finish(
@@ -99,6 +107,7 @@ def train_run(
             config=config.to_json(),
             supervision=dataset.supervision,
             dataset=rounds.digest,
+            main_dataset=main_digest,  # without `more_images`
             folders={name: run.relative(path) for name, path in rounds.folders.items()},
         )
     return Path(out) / PREDICTION_FILE
