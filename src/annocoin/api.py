@@ -44,6 +44,7 @@ from annocoin.seeds.seed_set import SeedFolder
 from annocoin.types import Annotation, ImageId, Instances
 
 LABELLING = "labelling"
+LABEL_F1_THRESHOLDS = (0.5, 0.75)
 
 
 @dataclass(frozen=True)
@@ -359,8 +360,13 @@ def _measurement(truth: EvaluationDataset, dataset: WeakDataset, problems: Probl
 
     def figures(labels: Mapping[ImageId, Instances]) -> dict[str, float]:
         measured = {image_id: labels[image_id] for image_id in labels if image_id in known}
-        mean = evaluate(measured, subset, thresholds=THRESHOLDS).mean
-        return {f"map@{threshold:g}": value for threshold, value in mean.items()}
+        result = evaluate(measured, subset, thresholds=THRESHOLDS)
+        return {
+            **{f"map@{threshold:g}": value for threshold, value in result.mean.items()},
+            **{f"f1@{threshold:g}": result.f1[threshold] for threshold in LABEL_F1_THRESHOLDS},
+            "instances": result.predictions / result.images,
+            "true_instances": result.truths / result.images,
+        }
 
     content = repr([(image.image_id, image.annotation) for image in kept])
     return Measurement(figures, hashlib.sha256(content.encode()).hexdigest()[:12], len(kept))

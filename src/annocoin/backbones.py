@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -26,6 +26,9 @@ from annocoin.errors import InputError, brief
 
 Image = npt.NDArray[np.uint8]
 """An RGB image, uint8 [H, W, 3]."""
+
+Precision = Literal["32", "bf16"]
+"""Full precision, or bfloat16 autocast."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

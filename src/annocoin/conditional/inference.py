@@ -90,18 +90,22 @@ def infer(
     requirements: Requirements,
     suppression: Suppression,
     *,
+    extra_margin: float | None = None,
     select_all: bool = False,
     local_search: bool = False,
 ) -> Labelling:
     """The greedy labelling for each of K scores.
 
     First, each requirement gets a different compatible region, with the greatest sum of gains. Then
-    further regions are selected by descending gain, as long as it is positive, unless a selected
-    region suppresses them. Finally, local search replaces single regions by pairs.
+    further regions are selected by descending gain, as long as it is positive and near that of the
+    best region of their class, unless a selected region suppresses them. Finally, local search
+    replaces single regions by pairs.
 
     Args:
         scores: G, [K, P, J+1]: the background and the J classes of the requirements.
         suppression: see `build_suppression`.
+        extra_margin: the greatest difference of an extra instance's gain to the greatest gain of a
+            compatible region of its class; None, as in the paper, for any.
         select_all: rank by G_{u,j} and continue until no region is left, as the paper prints it.
         local_search: whether to take the last step, which is not in the paper.
     """
@@ -118,7 +122,12 @@ def infer(
     required_regions = _meet_requirements(gains[:, columns], requirements, suppression)
     selected = torch.zeros(gains.shape, dtype=torch.bool, device=gains.device)
     selected[torch.arange(len(gains))[:, None], columns, required_regions] = True
-    _select_extra(selected, gains, requirements, suppression, -torch.inf if select_all else 0.0)
+    min_gains = torch.full_like(gains[..., :1], -torch.inf if select_all else 0)
+    if extra_margin is not None and count:
+        allowed = requirements.extra_allowed.to(gains.device)
+        best = gains.masked_fill(~allowed, -torch.inf).amax(dim=2, keepdim=True)
+        min_gains = torch.maximum(min_gains, best - extra_margin)
+    _select_extra(selected, gains, requirements, suppression, min_gains)
     if local_search and not select_all:
         for k in range(len(gains)):
             for j in range(num_classes):
@@ -184,13 +193,13 @@ def _select_extra(
     gains: Tensor,
     requirements: Requirements,
     suppression: Suppression,
-    min_gain: float,
+    min_gains: Tensor,
 ) -> None:
     """Add to `selected`, bool [K, J, P], the region of greatest gain of each sample, repeatedly.
 
     Args:
         gains: [K, J, P].
-        min_gain: gains up to this are not selected.
+        min_gains: gains up to this are not selected, [K, J, 1].
     """
     if not gains.numel():
         return
@@ -199,10 +208,10 @@ def _select_extra(
     suppressed = torch.einsum("kjp,jpq->kjq", of_class, suppression.same_class.float())
     suppressed = (suppressed + of_others @ suppression.cross_class.float()) > 0
     free = requirements.extra_allowed.to(gains.device) & ~suppressed
-    free &= ~selected.any(dim=1, keepdim=True)
+    free &= ~selected.any(dim=1, keepdim=True) & (gains > min_gains)
     while True:
-        gain, index = gains.masked_fill(~free, -torch.inf).flatten(1).max(dim=1)
-        k = (gain > min_gain).nonzero()[:, 0]
+        index = gains.masked_fill(~free, -torch.inf).flatten(1).argmax(dim=1)
+        k = free.flatten(1).any(dim=1).nonzero()[:, 0]
         if not len(k):
             return
         j, region = index[k] // gains.shape[2], index[k] % gains.shape[2]

@@ -28,6 +28,7 @@ from annocoin.conditional.samples import Samples
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.objective.task_loss import label_columns
 from annocoin.regions.region_set import RegionSet
+from annocoin.seeds.evidence import region_evidence
 from annocoin.seeds.seed_set import Seeds
 from annocoin.seeds.votes import vote
 
@@ -52,6 +53,9 @@ NEUTRAL_IOU = 0.15
 MIN_IOU = 0.02
 """Added to expected IoUs, so that their logarithms are bounded."""
 
+BEST_MAP_PRIOR = 4.0
+"""Of the best region of a class, see `map_prior`."""
+
 
 @dataclass(frozen=True)
 class ScoringOptions:
@@ -70,7 +74,7 @@ class ScoringOptions:
         iterations, delta: see `boundary_aware_scores`.
         instance_penalty: subtracted from S(y) for every instance; 0 in the paper.
         nms_threshold, overlap_denominator, cross_class_nms_threshold: see `build_suppression`.
-        select_all, local_search: see `infer`.
+        extra_margin, select_all, local_search: see `infer`.
     """
 
     terms: Terms = "U+P+H"
@@ -85,6 +89,7 @@ class ScoringOptions:
     nms_threshold: float = NMS_THRESHOLD
     overlap_denominator: OverlapDenominator = "smaller"
     cross_class_nms_threshold: float = CROSS_CLASS_NMS_THRESHOLD
+    extra_margin: float | None = None
     select_all: bool = False
     local_search: bool = False
 
@@ -96,8 +101,8 @@ class ScoringOptions:
         for name in ("vote_sharpness", "delta"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} {getattr(self, name)}; expected above 0")
-        for name in ("seed_prior_weight", "prediction_weight", "instance_penalty"):
-            if not getattr(self, name) >= 0:
+        for name in ("seed_prior_weight", "prediction_weight", "instance_penalty", "extra_margin"):
+            if not (getattr(self, name) or 0) >= 0:
                 raise InputError(f"{name} {getattr(self, name)}; expected 0 or more")
         for name in ("prediction_weight_spread", "nms_threshold", "cross_class_nms_threshold"):
             if not 0 <= getattr(self, name) <= 1:
@@ -205,6 +210,7 @@ class Candidates:
             scores,
             self.requirements,
             self.suppression,
+            extra_margin=self.options.extra_margin,
             select_all=self.options.select_all,
             local_search=self.options.local_search,
         )
@@ -343,7 +349,28 @@ def seed_prior(requirements: Requirements, seeds: Seeds, votes: Tensor) -> Tenso
     for row, label in zip(best, requirements.labels, strict=True):
         if bool((seeds.labels == label).any()):
             row[:] = expected[seeds.labels == label].amax(dim=0)
-    return ((best.T + MIN_IOU) / NEUTRAL_IOU).log()
+    return log_expected_iou(best.T)
+
+
+def map_prior(requirements: Requirements, shares: Tensor) -> Tensor:
+    """The evidence of class maps for each region as an instance of each class: [P, J].
+
+    Relative to that of the best compatible region of the class, which gets `BEST_MAP_PRIOR`.
+
+    Args:
+        shares: from `class_shares`, [J, S].
+    """
+    evidence = region_evidence(requirements.regions, shares)
+    compatible = requirements.extra_allowed.T.clone()
+    for requirement in requirements.required:
+        compatible[:, requirements.labels.index(requirement.label)] |= requirement.compatible
+    best = evidence.masked_fill(~compatible, -torch.inf).amax(dim=0)
+    return evidence - best.nan_to_num(neginf=0) + BEST_MAP_PRIOR
+
+
+def log_expected_iou(iou: Tensor) -> Tensor:
+    """Expected IoUs as additions to the margins of regions: 0 at `NEUTRAL_IOU`, bounded."""
+    return ((iou + MIN_IOU) / NEUTRAL_IOU).log()
 
 
 def _add_to_classes(scores: Tensor, values: Tensor) -> Tensor:

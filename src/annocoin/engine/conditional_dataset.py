@@ -24,7 +24,13 @@ from annocoin.conditional.requirements import (
     requirements_of,
     requirements_to_arrays,
 )
-from annocoin.conditional.scoring import Candidates, ScoringOptions, seed_prior, seed_votes
+from annocoin.conditional.scoring import (
+    Candidates,
+    ScoringOptions,
+    map_prior,
+    seed_prior,
+    seed_votes,
+)
 from annocoin.data.artefacts import ArrayFormat, Arrays, ArtefactFolder
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.config import ConditionalConfig
@@ -33,6 +39,7 @@ from annocoin.errors import InputError, Problems
 from annocoin.regions import storage
 from annocoin.regions.region_set import RegionSet
 from annocoin.regions.storage import RegionFolder, regions_from_arrays, regions_to_arrays
+from annocoin.seeds.evidence import class_shares, share_labels
 from annocoin.seeds.region_filter import filter_regions, seed_pixels
 from annocoin.seeds.seed_set import SeedFolder, Seeds
 from annocoin.seeds.votes import soft_labels
@@ -207,6 +214,7 @@ def preparation_options(config: ConditionalConfig) -> dict[str, object]:
     return {
         "top_regions": config.top_regions,
         "require_peak": config.require_peak,
+        "evidence": config.evidence,
         "targets": config.training.targets,
     }
 
@@ -240,12 +248,20 @@ def prepare_image(
         seeds=seeds if config.require_peak else None,
         image=image.pixels(),
     )
+    only_tags = set(annotation.kinds) <= {"tag"}
     votes = seed_votes(requirements, seeds)
-    if config.training.targets == "votes":
+    shares = class_shares(requirements.regions, seeds, requirements.labels) if only_tags else None
+    if shares is None or config.evidence == "votes":
+        prior = seed_prior(requirements, seeds, votes)
+    else:
+        prior = map_prior(requirements, shares)
+    if config.training.targets == "pixels":
+        targets = pixel_labels(seeds, requirements.labels)
+    elif shares is None or config.training.targets == "votes":
         targets = soft_labels(requirements.regions, seeds, votes, requirements.labels)
     else:
-        targets = pixel_labels(seeds, requirements.labels)
-    return PreparedImage(requirements, seed_prior(requirements, seeds, votes), targets)
+        targets = share_labels(shares)
+    return PreparedImage(requirements, prior, targets)
 
 
 def pixel_labels(seeds: Seeds, labels: Sequence[int]) -> Tensor:

@@ -7,7 +7,7 @@ import typing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from annocoin.backbones import IMAGENET
+from annocoin.backbones import IMAGENET, Precision
 from annocoin.conditional.networks import ConditionalArchitecture
 from annocoin.conditional.scoring import ScoringOptions
 from annocoin.errors import InputError, check_choice, check_positive
@@ -22,8 +22,9 @@ FROM_CLASSIFIER = "classifier"
 """Weights of a network whose backbone starts from the backbone of the run's classifier."""
 
 OptimizerName = Literal["adamw", "sgd"]
-Precision = Literal["32", "bf16"]
-Targets = Literal["votes", "pixels"]
+Targets = Literal["votes", "maps", "pixels"]
+Evidence = Literal["votes", "maps"]
+Tables = Literal["detections", "rois"]
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ class ConditionalTraining:
     """Training of the conditional network.
 
     Args:
-        targets: of the initial training: "votes" of the seeds for regions; or the "pixels" with a
-            strong peak response, as the paper has it.
+        targets: of the initial training: "votes" of the seeds for regions; class "maps", diffused
+            over the image; or the "pixels" with a strong peak response, as the paper has it. Images
+            with other labels than tags have "votes" instead of "maps".
         initial_steps, steps: of the initial training, and of each round.
         batch_size: images per step and process.
         initial_lr, lr: maximum learning rates of the two.
@@ -135,6 +137,10 @@ class ConditionalConfig:
             a seed touches.
         require_peak: whether tags are compatible only with regions that contain a peak of their
             class.
+        evidence: the prior of regions: "votes" of the seeds, see `seed_prior`, or class "maps", see
+            `map_prior`. Images with other labels than tags have "votes" instead of "maps".
+        tables: the loss of a region under the prediction network: by the network's "detections",
+            see `detected_iou`, or by its "rois", the heads' outputs on the region's box.
         weights: of the trunk, see `annocoin.conditional.trunks.build_trunk`; or "classifier", the
             backbone of the run's classifier.
     """
@@ -144,7 +150,13 @@ class ConditionalConfig:
     training: ConditionalTraining = field(default_factory=ConditionalTraining)
     top_regions: int = TOP_REGIONS
     require_peak: bool = True
+    evidence: Evidence = "votes"
+    tables: Tables = "rois"
     weights: str = IMAGENET
+
+    def __post_init__(self) -> None:
+        check_choice("evidence", self.evidence, get_args(Evidence))
+        check_choice("tables", self.tables, get_args(Tables))
 
     @property
     def encoder(self) -> str | None:
@@ -159,6 +171,8 @@ class PredictionTraining:
 
     Args:
         steps, final_steps: of each round, and of the last training after all rounds.
+        continued: whether the training of a round continues that of the round before, with one
+            learning rate schedule for all; otherwise each starts anew.
         batch_size: images per step and process.
         lr: maximum learning rate.
         backbone_lr_factor: of the pretrained backbone, as a factor of it.
@@ -171,6 +185,7 @@ class PredictionTraining:
 
     steps: int = 2000
     final_steps: int = 4000
+    continued: bool = True
     batch_size: int = 4
     lr: float = 2e-4
     backbone_lr_factor: float = 0.2
@@ -272,9 +287,9 @@ class Config:
 
     @property
     def prediction_steps(self) -> int:
-        """Steps of the prediction network over all rounds."""
+        """Steps of the prediction network whose weights are the result."""
         training = self.prediction.training
-        return self.rounds * training.steps + training.final_steps
+        return self.rounds * training.steps * training.continued + training.final_steps
 
     def without_rounds(self) -> Config:
         """The same number of steps of the prediction network in a single training."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from annocoin import masks as rle
 from annocoin.conditional.networks import ConditionalNetwork, read_conditional
 from annocoin.conditional.samples import Samples
-from annocoin.conditional.scoring import draw_samples
+from annocoin.conditional.scoring import draw_samples, log_expected_iou
 from annocoin.data.artefacts import ArrayFormat
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.conditional_dataset import (
@@ -34,7 +34,12 @@ from annocoin.engine.pseudo_labels import (
     write_table,
 )
 from annocoin.engine.randomness import generator_at
-from annocoin.objective.task_loss import prediction_loss_table, restricted_loss_table
+from annocoin.objective.task_loss import (
+    detection_loss_table,
+    prediction_loss_table,
+    restricted_loss_table,
+)
+from annocoin.prediction.detections import detect_annotated, detected_iou
 from annocoin.prediction.networks import read_prediction, resize_shortest_side
 from annocoin.prediction.region_scoring import score_regions
 from annocoin.regions.storage import RegionFolder
@@ -189,8 +194,11 @@ class _RegionScorer:
         requirements = self.examples.prepared[image.image_id].requirements
         architecture = self.architecture
         resized = resize_shortest_side(image.pixels(), architecture.min_size, architecture.max_size)
-        scores = score_regions(self.net, resized, requirements.regions, requirements.labels)
-        return loss_table(*scores, self.config)
+        regions, labels = requirements.regions, requirements.labels
+        if self.config.tables == "rois":
+            return loss_table(*score_regions(self.net, resized, regions, labels), self.config)
+        detections = detect_annotated(self.net, resized, labels)
+        return detection_loss_table(log_expected_iou(detected_iou(regions, detections, labels)))
 
     def write(self, path: Path, result: Tensor) -> None:
         write_table(path, result)

@@ -72,6 +72,7 @@ def check_before_work(
             config.classifier,
             backbone=architecture.backbone,
             stride_in_1x1=architecture.stride_in_1x1,
+            weights=SCRATCH,  # not those of the preset's backbone: it is trained already
         )
         config = use_classifier(config, options)
     check_weight_files(config)

@@ -73,13 +73,19 @@ def voc_cpu(classes: Classes) -> Config:
     """Photographs on two cores in about an hour; both networks start from the classifier."""
     return Config(
         regions=RegionOptions(),
-        classifier=classifier_options("mobilenet_v2", size=320, epochs=5, frozen_layers=4),
-        seeds=SeedOptions(),
+        classifier=classifier_options(
+            "resnet50", size=320, epochs=3, frozen_layers=6, peak_fraction=0.0
+        ),
+        seeds=SeedOptions(map_scales=(1.0, 1.5)),
         conditional=ConditionalConfig(
             ConditionalArchitecture(classes, "unet-mobilenet_v2", size=192),
-            ScoringOptions(seed_prior_weight=2.0),
-            ConditionalTraining(initial_steps=200, steps=40, noise_strength=0.5),
-            weights=FROM_CLASSIFIER,
+            ScoringOptions(seed_prior_weight=0.5, extra_margin=1.5),
+            ConditionalTraining(
+                targets="maps", initial_steps=200, steps=40, foreground_bias=0.0, noise_strength=0.5
+            ),
+            require_peak=False,
+            evidence="maps",
+            tables="detections",
         ),
         prediction=PredictionConfig(
             PredictionArchitecture(
@@ -99,14 +105,14 @@ def voc_cpu(classes: Classes) -> Config:
                 anchors_per_image=128, rois_per_image=64, pointwise=True, class_agnostic_masks=True
             ),
             PredictionTraining(
-                steps=300,
-                final_steps=900,
+                steps=900,
+                final_steps=1500,
+                continued=False,
                 lr=1e-3,
                 backbone_lr_factor=0.1,
                 frozen_layers=7,
                 scale_range=(0.8, 1.1),
             ),
-            weights=FROM_CLASSIFIER,
         ),
         rounds=2,
     )

@@ -299,14 +299,18 @@ class _Rounds:
         steps: int,
         previous: Stage | None = None,
     ) -> Stage:
-        """The prediction network on pseudo labels, continuing from the round before.
+        """The prediction network on pseudo labels; see `PredictionTraining.continued`.
 
         Args:
             source: the stage with the pseudo labels, unless `labels` are passed.
         """
-        config, total = self.config.prediction, self.config.prediction_steps
-        done, self.prediction_steps = self.prediction_steps, self.prediction_steps + steps
-        span = (done / total, self.prediction_steps / total)
+        config, span = self.config.prediction, (0.0, 1.0)
+        if config.training.continued:
+            done, self.prediction_steps = self.prediction_steps, self.prediction_steps + steps
+            total = self.config.prediction_steps
+            span = (done / total, self.prediction_steps / total)
+        else:
+            previous = None
         training = replace(config.training, steps=1, final_steps=1)  # `steps` and `span` say that
         options = self._options(replace(config, training=training))
         options |= {"steps": steps, "span": span, "gamma": self.config.gamma}

@@ -74,6 +74,8 @@ class Evaluation:
         classes: names of the C classes.
         thresholds: T IoU thresholds.
         ap: float64 [T, C].
+        matched: predictions matched at each threshold, whatever their score, int64 [T].
+        predictions, truths: number of predicted and of ground truth instances.
     """
 
     protocol: str
@@ -81,6 +83,15 @@ class Evaluation:
     classes: tuple[str, ...]
     thresholds: tuple[float, ...]
     ap: Floats
+    matched: npt.NDArray[np.int64]
+    predictions: int
+    truths: int
+
+    @property
+    def f1(self) -> dict[float, float]:
+        """F1 of all predictions by threshold: 2 x matched / (predictions + ground truth)."""
+        values = 2 * self.matched / max(1, self.predictions + self.truths)
+        return dict(zip(self.thresholds, values.tolist(), strict=True))
 
     @property
     def mean(self) -> dict[float, float]:
@@ -184,9 +195,24 @@ class Evaluator:
     def result(self) -> Evaluation:
         """AP over all images added so far."""
         ap = np.full((len(self.thresholds), len(self.classes)), np.nan)
+        matched, predictions = np.zeros(len(self.thresholds), dtype=np.int64), 0
+        for of_class in self._matches:
+            for _, matches in of_class:
+                hits, ignored = matches[:, 0], matches[:, 1]
+                matched += hits.sum(axis=1)
+                predictions += int((~ignored[0]).sum())
         for c in np.flatnonzero(self._positives):
             scores, matches = zip(*self._matches[c], strict=True)
             order = self.protocol.order(np.concatenate(scores))
             for t, (hits, ignored) in enumerate(np.concatenate(matches, axis=2)[:, :, order]):
                 ap[t, c] = self.protocol.average(hits[~ignored], int(self._positives[c]))
-        return Evaluation(self.protocol_name, self._images, self.classes, self.thresholds, ap)
+        return Evaluation(
+            self.protocol_name,
+            self._images,
+            self.classes,
+            self.thresholds,
+            ap,
+            matched,
+            predictions,
+            int(self._positives.sum()),
+        )

@@ -77,6 +77,15 @@ def restricted_loss_table(
     return _table_of_log_odds(log_odds.clamp(-clamp, clamp))
 
 
+def detection_loss_table(log_odds: Tensor, *, clamp: float = LOSS_CLAMP) -> Tensor:
+    """The loss table of log odds that a region is an instance, [P, J] to D [P, J+1].
+
+    Unlike `restricted_loss_table`, whose log odds are those of RoIs, these are of the instances
+    that the prediction network detects: the paper's Delta of a labelling and the network's output.
+    """
+    return _table_of_log_odds(log_odds.clamp(-clamp, clamp))
+
+
 def clamp_log_odds(table: Tensor, clamp: float = TRAINING_CLAMP) -> Tensor:
     """A restricted table [P, J+1] with log odds clamped to a smaller bound, for training."""
     return _table_of_log_odds((table[:, :1] - table[:, 1:]).clamp(-clamp, clamp))

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torchvision.ops import box_iou
 
 from annocoin import masks as rle
@@ -203,6 +204,21 @@ class RegionSet:
         members = self.membership.float()
         near = (members @ members.T > 0) | algebra.touching(self.membership, self.elements)
         return near.fill_diagonal_(False)
+
+    def rings(self) -> Tensor:
+        """The superpixels that touch each region from outside: bool [P, S]."""
+        count = self.membership.shape[1]
+        adjacent = self.lengths.new_zeros(count, count)
+        first, second = self.elements.T
+        adjacent[first, second] = adjacent[second, first] = 1
+        return (self.membership.float() @ adjacent > 0) & ~self.membership
+
+    def superpixel_means(self, maps: Tensor) -> Tensor:
+        """Maps [C, h, w], interpolated to the image, averaged over each superpixel: [C, S]."""
+        resized = F.interpolate(maps[None].float(), self.size, mode="bilinear")[0].flatten(1)
+        sums = resized.new_zeros(len(maps), self.membership.shape[1])
+        sums.index_add_(1, self.superpixels.flatten().long(), resized)
+        return sums / self.superpixel_areas
 
     def pool(self, features: Tensor, over: Over = "image") -> Tensor:
         """Features summed over each region, differentiable: [..., C, h, w] to [..., P, C].

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from annocoin import masks as rle
-from annocoin.backbones import Image, resize_longest_side
+from annocoin.backbones import Image, Precision, resize_longest_side
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.seeds.back_propagation import PeakBackPropagation, RuleName
+from annocoin.seeds.class_maps import ClassMapper
 from annocoin.seeds.classifier import Classifier, find_peaks
 from annocoin.seeds.seed_set import Seeds
 from annocoin.types import Annotation, Box, Point, WeakLabel
@@ -36,17 +37,28 @@ class SeedOptions:
         threshold: peaks of a tag need at least this share of the probability of the best peak of
             their class in the image.
         rule: of the back-propagation, see `PeakBackPropagation`.
+        map_scales: sizes of the inputs for the class maps, relative to the size that the classifier
+            was trained with; empty for the maps in which the peaks are found.
+        mirror, dense: of those maps, see `ClassMapper`; without effect if `map_scales` is empty.
+        precision: of those maps; "bf16" uses bfloat16 autocast.
         cell: responses are stored as means over cells of this many input pixels a side.
     """
 
     size: int | None = None
     threshold: float = 0.7
     rule: RuleName = "conserving"
+    map_scales: tuple[float, ...] = ()
+    mirror: bool = True
+    dense: bool = True
+    precision: Precision = "32"
     cell: int = 4
 
     def __post_init__(self) -> None:
         check_choice("rule", self.rule, get_args(RuleName))
         check_positive("cell", self.cell)
+        check_choice("precision", self.precision, get_args(Precision))
+        if not all(0.1 <= scale <= 10 for scale in self.map_scales):
+            raise InputError(f"map_scales {self.map_scales}; expected factors of 0.1 to 10")
         if not 0 <= self.threshold <= 1:
             raise InputError(f"threshold {self.threshold}; expected 0 to 1")
         if self.size is not None and not 32 <= self.size <= 4096:
@@ -69,6 +81,16 @@ class Seeder:
         self.classes = classifier.architecture.classes
         net = classifier.eval().to(self.device)
         self.back_propagation = PeakBackPropagation(net, self.options.rule)
+        self.class_mapper: ClassMapper | None = None
+        if self.options.map_scales:
+            training_size = classifier.architecture.size
+            self.class_mapper = ClassMapper(
+                net,
+                [max(32, round(scale * training_size)) for scale in self.options.map_scales],
+                mirror=self.options.mirror,
+                dense=self.options.dense,
+                bfloat16=self.options.precision == "bf16",
+            )
 
     def __call__(self, image: Image, annotation: Annotation) -> Seeds:
         """The seeds of an RGB image, uint8 [H, W, 3], at least one for every weak label."""
@@ -86,6 +108,10 @@ class Seeder:
         )
         responses = forward_pass.responses(peaks.to(self.device)).cpu()
         classes, rows, columns = peaks.T
+        if self.class_mapper is None:
+            class_maps = centres.resample(maps, size)
+        else:
+            class_maps = self.class_mapper(image)
         return Seeds(
             size=annotation.size,
             labels=classes + 1,
@@ -93,7 +119,7 @@ class Seeder:
             scores=maps[classes, rows, columns],
             annotation_index=annotation_index,
             responses=_downsample(responses, self.options.cell),
-            maps=centres.resample(maps, size)[classes],
+            maps=class_maps[classes],
         )
 
 

@@ -1,0 +1,75 @@
+"""The evidence of class maps for regions: where the classes are, and which regions fit that.
+
+Unlike votes, which start from peaks, this needs no peak on an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from annocoin.regions.diffusion import diffuse
+from annocoin.regions.region_set import RegionSet
+from annocoin.seeds.seed_set import Seeds
+from annocoin.seeds.votes import log_objectness
+
+CONTRAST_WEIGHT = 4.0
+EXTENT_WEIGHT = 4.0
+"""Weights of the terms of `region_evidence` relative to the logarithm of objectness."""
+
+AREA_THRESHOLD = 0.5
+"""A superpixel belongs to the area of a class if its class share is greater."""
+
+
+def class_shares(regions: RegionSet, seeds: Seeds, labels: Sequence[int]) -> Tensor:
+    """How much each superpixel belongs to each class, in 0..1: [J, S].
+
+    The positive part of a class map relative to its maximum, its square root (maps are highest on
+    the most discriminative part of an object), diffused up to the boundaries of the image; the
+    greatest value of a class is 1. A class without seeds has 0.
+    """
+    shares = torch.zeros(len(labels), regions.membership.shape[1])
+    for row, label in zip(shares, labels, strict=True):
+        of_class = (seeds.labels == label).nonzero()[:1, 0]
+        if len(of_class):
+            values = _relative(regions.superpixel_means(seeds.maps[of_class]).clamp(min=0))
+            row[:] = _relative(diffuse(regions, values.sqrt()))[0]
+    return shares
+
+
+def region_evidence(regions: RegionSet, shares: Tensor) -> Tensor:
+    """The evidence for each region as an instance of each class, [P, J].
+
+    The sum of: the logarithm of objectness; the contrast of the mean class share inside the region
+    with that in the superpixels around it; the IoU of the region with the whole area of the class.
+
+    Args:
+        shares: from `class_shares`, [J, S].
+    """
+    areas, members = regions.superpixel_areas.float(), regions.membership.float()
+    inside = (members * areas) @ shares.T / regions.areas[:, None]
+    rings = regions.rings() * areas
+    around = rings @ shares.T / rings.sum(dim=1, keepdim=True).clamp(min=1)
+    in_class = (shares > AREA_THRESHOLD) & (shares == shares.amax(dim=0, keepdim=True))
+    class_areas = in_class * areas
+    common = members @ class_areas.T
+    union = regions.areas[:, None] + class_areas.sum(dim=1) - common
+    evidence = CONTRAST_WEIGHT * (inside - around) + EXTENT_WEIGHT * common / union
+    return log_objectness(regions)[:, None] + evidence
+
+
+def share_labels(shares: Tensor) -> Tensor:
+    """Class distribution of every superpixel by class shares [J, S]: [J+1, S], sums to 1.
+
+    Row 0 is the background, whose share is what the greatest one of a class leaves.
+    """
+    background = 1 - shares.amax(dim=0) if len(shares) else torch.ones(shares.shape[1])
+    distribution = torch.cat([background[None], shares])
+    return distribution / distribution.sum(dim=0, keepdim=True)
+
+
+def _relative(values: Tensor) -> Tensor:
+    """Values [C, S] divided by the maximum of each row; 0 where that is 0."""
+    return values / values.amax(dim=1, keepdim=True).clamp(min=1e-6)
