@@ -197,10 +197,9 @@ class Evaluator:
         ap = np.full((len(self.thresholds), len(self.classes)), np.nan)
         matched, predictions = np.zeros(len(self.thresholds), dtype=np.int64), 0
         for of_class in self._matches:
-            for _, matches in of_class:
-                hits, ignored = matches[:, 0], matches[:, 1]
-                matched += hits.sum(axis=1)
-                predictions += int((~ignored[0]).sum())
+            for _, of_image in of_class:
+                matched += of_image[:, 0].sum(axis=1)
+                predictions += int((~of_image[0, 1]).sum())
         for c in np.flatnonzero(self._positives):
             scores, matches = zip(*self._matches[c], strict=True)
             order = self.protocol.order(np.concatenate(scores))
