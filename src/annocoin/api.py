@@ -324,7 +324,9 @@ def _pseudo_labels(
             execution=execution,
         )
     if conditional is None:
-        return retrieve_labels(dataset, regions, seeds, folder / "labels", execution)
+        return retrieve_labels(
+            dataset, regions, seeds, folder / "labels", config.conditional, execution
+        )
     prediction = run.network("prediction")
     assert prediction is not None
     options = config.conditional

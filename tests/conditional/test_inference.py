@@ -71,15 +71,19 @@ def test_requirements_are_met_and_extra_regions_are_not_suppressed(
 
 
 def plain_greedy(
-    scores: torch.Tensor, requirements: Requirements, suppression: Suppression
+    scores: torch.Tensor,
+    requirements: Requirements,
+    suppression: Suppression,
+    extra_margin: float = float("inf"),
 ) -> list[int]:
     """For tags only: regions by descending margin, one class after the other, as in the paper."""
     labels = [0] * len(requirements.regions)
     margins = scores[:, 1:] - scores[:, :1]
     for column, label in enumerate(requirements.labels):
         selected: list[int] = []
+        least = max(0.0, float(margins[:, column].max()) - extra_margin)
         for u in margins[:, column].argsort(descending=True, stable=True).tolist():
-            if selected and margins[u, column] <= 0:
+            if selected and margins[u, column] <= least:
                 break
             if not any(suppression.same_class[column, v, u] for v in selected):
                 selected.append(u)
@@ -97,6 +101,89 @@ def test_one_tag_by_a_plain_loop(image: Image, seed: int, threshold: float) -> N
     result = infer(scores, requirements, suppression)
     for labels, g in zip(result.labels, scores, strict=True):
         assert labels.tolist() == plain_greedy(g, requirements, suppression)
+
+
+@settings(deadline=None)
+@given(annotated(max_labels=0), st.integers(0, 1000), st.floats(0, 3), st.floats(0.1, 0.9))
+def test_extra_regions_of_one_tag_near_the_best_by_a_plain_loop(
+    image: Image, seed: int, extra_margin: float, threshold: float
+) -> None:
+    requirements = requirements_of(Annotation(image[1].size, (WeakLabel(2),)), image[0])
+    suppression = build_suppression(requirements, threshold)
+    scores = random_scores(requirements, seed)
+    result = infer(scores, requirements, suppression, extra_margin=extra_margin)
+    for labels, g in zip(result.labels, scores, strict=True):
+        assert labels.tolist() == plain_greedy(g, requirements, suppression, extra_margin)
+
+
+@settings(deadline=None, max_examples=200)
+@given(annotated(), st.integers(0, 1000), st.floats(0, 3))
+def test_extra_regions_are_near_the_best_one_of_their_class(
+    image: Image, seed: int, extra_margin: float
+) -> None:
+    """Required ones are there whatever their gain, and are those without a margin."""
+    regions, weak_labels = image
+    seeds = random_seeds(weak_labels, seed) if seed % 2 else None
+    requirements = requirements_of(weak_labels, regions, seeds=seeds)
+    suppression = build_suppression(requirements)
+    scores = random_scores(requirements, seed)
+    gains = scores[..., 1:] - scores[..., :1]
+    result = infer(scores, requirements, suppression, extra_margin=extra_margin)
+    unlimited = infer(scores, requirements, suppression)
+    assert torch.equal(result.required_regions, unlimited.required_regions)
+    for k, labels in enumerate(result.labels):
+        assert requirements.met_by(labels)
+        required = set(result.required_regions[k].tolist())
+        for u in set(labels.nonzero()[:, 0].tolist()) - required:
+            column = requirements.labels.index(int(labels[u]))
+            compatible = requirements.extra_allowed[column].nonzero()[:, 0].tolist()
+            best = max(float(gains[k, v, column]) for v in compatible)
+            assert float(gains[k, u, column]) >= best - extra_margin - 1e-5
+            assert float(gains[k, u, column]) > 0
+    far = infer(scores, requirements, suppression, extra_margin=1e6)
+    none = infer(scores, requirements, suppression, extra_margin=None)
+    assert torch.equal(far.labels, unlimited.labels)
+    assert torch.equal(none.labels, unlimited.labels)
+
+
+@pytest.mark.parametrize(
+    ("extra_margin", "expected"),
+    [
+        (None, [1, 1, 1, 2]),
+        (3.5, [1, 1, 1, 2]),
+        (2.5, [1, 1, 0, 2]),
+        (0.5, [1, 0, 0, 2]),
+        (0.0, [1, 0, 0, 2]),
+    ],
+)
+def test_an_extra_margin_by_hand(extra_margin: float | None, expected: list[int]) -> None:
+    """Gains of 5, 3, 2 for the first class; the second class has a gain below 0 only."""
+    requirements = requirements_of(
+        annotation(WeakLabel(1), WeakLabel(2)), stripes([0], [1], [2], [3])
+    )
+    scores = torch.tensor([[[0.0, 5, -9], [0.0, 3, -9], [0.0, 2, -9], [0.0, -9, -1]]])
+    suppression = build_suppression(requirements)
+    result = infer(scores, requirements, suppression, extra_margin=extra_margin)
+    assert result.labels.tolist() == [expected]
+    assert result.required_regions.tolist() == [[0, 3]]
+
+
+def test_a_better_region_without_a_peak_does_not_count_for_the_margin() -> None:
+    """Tags are compatible with regions that contain a peak, here those with gains 5 and 4."""
+    seeds = seeds_at([(2.5, 3.0), (4.5, 3.0)], [1, 1])
+    regions = stripes([0], [1], [2], [3])
+    requirements = requirements_of(annotation(WeakLabel(1)), regions, seeds=seeds)
+    scores = torch.tensor([[[0.0, 9.0], [0.0, 5.0], [0.0, 4.0], [0.0, 8.0]]])
+    result = infer(scores, requirements, build_suppression(requirements), extra_margin=2.0)
+    assert result.labels.tolist() == [[0, 1, 1, 0]]
+
+
+def test_an_extra_margin_also_holds_for_select_all() -> None:
+    requirements = requirements_of(annotation(WeakLabel(1)), stripes([0], [1], [2], [3]))
+    scores = torch.tensor([[[9.0, -1.0], [9.0, -1.5], [9.0, -3.0], [9.0, -8.0]]])
+    options = {"extra_margin": 1.0, "select_all": True}
+    result = infer(scores, requirements, build_suppression(requirements), **options)  # type: ignore[arg-type]
+    assert result.labels.tolist() == [[1, 1, 0, 0]]
 
 
 def brute_force(
@@ -199,7 +286,14 @@ def test_empty_annotation() -> None:
     assert result.labels.dtype == torch.int64
     assert result.required_regions.shape == (3, 0)
     empty = requirements_of(annotation(), regions[[]])
-    assert infer(torch.zeros(3, 0, 1), empty, build_suppression(empty)).labels.shape == (3, 0)
+    for margin in (None, 1.0):
+        suppression = build_suppression(empty)
+        result = infer(torch.zeros(3, 0, 1), empty, suppression, extra_margin=margin)
+        assert result.labels.shape == (3, 0)
+    result = infer(
+        torch.zeros(3, 2, 1), requirements, build_suppression(requirements), extra_margin=1.0
+    )
+    assert result.labels.tolist() == [[0, 0]] * 3
 
 
 def test_peaks_count_for_their_class_only() -> None:
@@ -276,6 +370,20 @@ def test_local_search_needs_a_peak_for_each_part(
     seeds = seeds_at(peaks, [1] * len(peaks))
     requirements = requirements_of(annotation(WeakLabel(1)), UNION_AND_PARTS, seeds=seeds)
     assert labels_of(UNION_BEST, requirements, local_search=True) == expected
+
+
+def test_local_search_selects_no_extra_region_below_the_margin() -> None:
+    """The parts have gains of 3 and 2; the union, with 4, is more than 1.5 better than one."""
+    requirements = requirements_of(annotation(WeakLabel(1)), UNION_AND_PARTS)
+    suppression = build_suppression(requirements)
+
+    def labels(extra_margin: float) -> list[list[int]]:
+        return infer(
+            UNION_BEST, requirements, suppression, extra_margin=extra_margin, local_search=True
+        ).labels.tolist()
+
+    assert labels(2.5) == [[0, 1, 1]]
+    assert labels(1.5) == [[1, 0, 0]]
 
 
 def test_local_search_keeps_the_region_of_a_box() -> None:

@@ -14,17 +14,21 @@ from annocoin import masks
 from annocoin.conditional.requirements import Requirements, requirements_of
 from annocoin.conditional.scoring import (
     MIN_IOU,
+    NEUTRAL_EVIDENCE,
     NEUTRAL_IOU,
     Candidates,
     ScoringOptions,
     boundary_aware_scores,
     iou_voting_scores,
+    log_expected_iou,
+    map_prior,
     pairwise_weights,
     seed_prior,
     seed_votes,
 )
 from annocoin.errors import InputError
 from annocoin.regions.region_set import RegionSet
+from annocoin.seeds.evidence import class_shares, region_evidence
 from annocoin.seeds.seed_set import Seeds
 from annocoin.types import Annotation, WeakLabel
 from conditional.worlds import annotated, annotation, random_seeds, seeds_at, stripes
@@ -151,6 +155,8 @@ def test_bad_values() -> None:
         {"seed_prior_weight": -1.0},
         {"prediction_weight_spread": 1.5},
         {"nms_threshold": 2.0},
+        {"extra_margin": -1.0},
+        {"extra_margin": math.nan},
     ],
 )
 def test_bad_options(option: dict[str, object]) -> None:
@@ -242,6 +248,70 @@ def test_seed_prior_is_added_to_the_unary_term_of_classes() -> None:
     assert Candidates(requirements, options, seed_prior=prior).seed_prior is None
     with pytest.raises(InputError, match=r"seed prior of shape \(3, 1\); expected \(4, 1\)"):
         Candidates(requirements, seed_prior=prior[1:])
+
+
+SHARES = torch.tensor([[1.0, 0.8, 0.2, 0.0], [0.0, 0.1, 0.2, 1.0]])
+"""Of two classes in four stripes."""
+
+
+def test_map_prior_is_the_evidence_relative_to_the_neutral_one() -> None:
+    evidence, prior = region_evidence(REGIONS, SHARES), map_prior(REGIONS, SHARES)
+    assert prior.shape == (4, 2)
+    for u in range(4):
+        for column in range(2):
+            expected = float(evidence[u, column]) - NEUTRAL_EVIDENCE
+            assert float(prior[u, column]) == pytest.approx(expected)
+    assert prior.argmax(dim=0).tolist() == [1, 3]
+
+
+def test_map_prior_is_added_to_the_unary_term_of_classes() -> None:
+    requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), REGIONS)
+    prior = map_prior(REGIONS, SHARES)
+    options = ScoringOptions("U", seed_prior_weight=0.5)
+    scores = Candidates(requirements, options, seed_prior=prior).scores(torch.zeros(1, 4, 3))
+    torch.testing.assert_close(scores[0, :, 1:], 0.5 * prior)
+
+
+@settings(deadline=None)
+@given(annotated(), st.integers(0, 1000))
+def test_map_priors_are_finite(image: tuple[RegionSet, Annotation], seed: int) -> None:
+    regions, weak_labels = image
+    seeds = random_seeds(weak_labels, seed)
+    requirements = requirements_of(weak_labels, regions, seeds=seeds)
+    shares = class_shares(requirements.regions, seeds, requirements.labels)
+    prior = map_prior(requirements.regions, shares)
+    assert prior.shape == (len(requirements.regions), len(requirements.labels))
+    assert bool(prior.isfinite().all())
+
+
+def test_map_prior_of_no_classes_and_no_regions() -> None:
+    assert map_prior(REGIONS, torch.zeros(0, 4)).shape == (4, 0)
+    assert map_prior(REGIONS[[]], SHARES).shape == (0, 2)
+    assert map_prior(REGIONS[[]], torch.zeros(0, 4)).shape == (0, 0)
+
+
+def test_log_expected_iou_is_0_at_the_neutral_one_and_bounded() -> None:
+    values = [0.0, 0.05, NEUTRAL_IOU - MIN_IOU, 0.5, 1.0]
+    result = log_expected_iou(torch.tensor(values)).tolist()
+    expected = [math.log((value + MIN_IOU) / NEUTRAL_IOU) for value in values]
+    assert result == pytest.approx(expected, abs=1e-6)
+    assert result[2] == pytest.approx(0, abs=1e-6)
+    assert result == sorted(result)
+    assert math.isfinite(result[0])
+
+
+def test_an_extra_margin_limits_the_instances_of_samples() -> None:
+    requirements = requirements_of(annotation(WeakLabel(1)), stripes([0], [1], [2], [3]))
+    scores = torch.tensor([[[0.0, 4.0], [0.0, 3.0], [0.0, 1.0], [0.0, -1.0]]])
+
+    def labels(**options: float) -> list[list[int]]:
+        return (
+            Candidates(requirements, ScoringOptions("U+P+H", **options)).infer(scores)[0].tolist()
+        )  # type: ignore[arg-type]
+
+    assert labels() == [[1, 1, 1, 0]]
+    assert labels(extra_margin=2.0) == [[1, 1, 0, 0]]
+    assert labels(extra_margin=0.0) == [[1, 0, 0, 0]]
 
 
 def test_prediction_log_odds_are_added_with_weights_that_vary_over_samples() -> None:

@@ -80,6 +80,24 @@ def test_a_folder_of_other_options_or_images(
     assert dict(NumberFolder(tmp_path)) == {"a": 3}
 
 
+@pytest.mark.parametrize("scales", [(), (1.0, 1.5)])
+def test_the_same_options_are_the_same_after_json(
+    tmp_path: Path, scales: tuple[float, ...]
+) -> None:
+    """JSON has lists, no tuples."""
+    provenance = {"scales": scales, "size": None}
+    with NumberFolder.writing(tmp_path, provenance, [("a", "a.npz")]) as files:
+        write(files["a"], 1, 2)
+    with NumberFolder.writing(tmp_path, provenance, [("a", "a.npz"), ("b", "b.npz")]) as files:
+        write(files["b"], 3, 4)
+    assert dict(NumberFolder(tmp_path)) == {"a": 3, "b": 7}
+    with (
+        pytest.raises(InputError, match=r"made with scales .*, now it is .*2\.0"),
+        NumberFolder.writing(tmp_path, {"scales": (2.0,)}, []),
+    ):
+        pass
+
+
 def test_folders_without_index(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no numbers\.json in it; make it with `annocoin count`"):
         NumberFolder(tmp_path)

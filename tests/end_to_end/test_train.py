@@ -80,7 +80,11 @@ def test_the_files_of_a_run(runs: dict[str, Path], supervision: str) -> None:
         steps["final prediction"][0]
     )
     assert {"cross_diversity", "changed_by_loss"} <= set(steps["round 1, conditional"][0])
-    assert 0 <= steps["final samples"][0]["map@0.5"] <= 1
+    measured = steps["final samples"][0]
+    assert all(0 <= measured[name] <= 1 for name in ("map@0.5", "f1@0.5", "f1@0.75"))
+    assert measured["f1@0.75"] <= measured["f1@0.5"]
+    assert measured["instances"] >= 1, "every image has a label"
+    assert measured["true_instances"] >= 1
     assert 0 <= steps["classifier"][-1]["tag_map"] <= 1
     assert set(json.loads((run / "costs.json").read_text())) == set(STAGES[1:])
     assert json.loads((run / "environment.json").read_text())["torch"] == torch.__version__
@@ -364,8 +368,8 @@ def test_bad_input_is_one_line_before_any_work(
         "expected one of": (*command, "--preset", "magic"),
         "--seeds without --regions": (*command, "--seeds", tmp_path),
         "no such folder of backbone": (*command, "--weights", new),
-        f"{tmp_path / 'weights'}: no weights of the classifier's backbone mobilenet_v2; expected a "
-        "file mobilenet_v2*.pth": (
+        f"{tmp_path / 'weights'}: no weights of the classifier's backbone resnet50; expected a "
+        "file resnet50*.pth": (
             *command, "--preset", "voc-cpu", "--weights", tmp_path / "weights",
         ),
         "device 'cuda:77' cannot be used": (*command, "--device", "cuda:77"),

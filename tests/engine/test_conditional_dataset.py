@@ -16,7 +16,7 @@ from torch import Tensor
 from annocoin import masks
 from annocoin.conditional.networks import ConditionalArchitecture, ConditionalNetwork
 from annocoin.conditional.requirements import Requirements, requirements_of
-from annocoin.conditional.scoring import seed_prior, seed_votes
+from annocoin.conditional.scoring import map_prior, seed_prior, seed_votes
 from annocoin.data.dataset import WeakDataset
 from annocoin.engine import conditional_dataset
 from annocoin.engine.conditional_dataset import (
@@ -29,10 +29,11 @@ from annocoin.engine.conditional_dataset import (
     write_prepared,
 )
 from annocoin.engine.conditional_training import train_direct_loss, train_from_seeds
-from annocoin.engine.config import ConditionalConfig, ConditionalTraining, Targets
+from annocoin.engine.config import ConditionalConfig, ConditionalTraining, Evidence, Targets
 from annocoin.engine.image_stages import Execution
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError, Problems
+from annocoin.seeds.evidence import class_shares, share_labels
 from annocoin.seeds.region_filter import filter_regions, seed_pixels
 from annocoin.types import Annotation, WeakLabel
 from engine.worlds import Artefacts, no_seeds
@@ -43,6 +44,7 @@ CONFIG = ConditionalConfig(
     ConditionalArchitecture(CLASSES, "tiny", size=64), training=TRAINING, top_regions=20
 )
 PIXELS = replace(CONFIG, training=replace(TRAINING, targets="pixels"), require_peak=False)
+MAPS = replace(CONFIG, training=replace(TRAINING, targets="maps"), evidence="maps")
 SERIAL = Execution(jobs=1)
 
 
@@ -134,6 +136,55 @@ def test_files_hold_what_is_computed_anew(
             assert not requirements.extra_allowed.any()
 
 
+@pytest.mark.parametrize("supervision", ["image", "box", "point", "mixed"])
+def test_images_with_tags_only_have_evidence_from_maps_and_others_from_votes(
+    artefacts: Artefacts, tmp_path: Path, supervision: str
+) -> None:
+    folder = prepare(artefacts, supervision, tmp_path / "p", MAPS)
+    from_maps = 0
+    for image in artefacts.weak[supervision]:
+        regions = artefacts.regions[image.image_id]
+        stored, seeds = folder[image.image_id], artefacts.seeds[supervision][image.image_id]
+        by_votes = prepare_image(image, regions, seeds, CONFIG)
+        assert_same_requirements(stored.requirements, by_votes.requirements)
+        if not all(label.kind == "tag" for label in image.annotation):
+            assert_same(stored, by_votes)
+            continue
+        from_maps += 1
+        requirements = stored.requirements
+        shares = class_shares(requirements.regions, seeds, requirements.labels)
+        torch.testing.assert_close(stored.seed_prior, map_prior(requirements.regions, shares))
+        torch.testing.assert_close(stored.targets, share_labels(shares))
+        assert stored.pixel_targets().shape == (1 + len(requirements.labels), 64, 64)
+        assert not torch.allclose(stored.seed_prior, by_votes.seed_prior)
+    assert from_maps == (8 if supervision == "image" else 0)
+
+
+@pytest.mark.parametrize("evidence", ["votes", "maps"])
+@pytest.mark.parametrize("targets", ["votes", "maps", "pixels"])
+def test_evidence_and_targets_are_chosen_separately(
+    artefacts: Artefacts, evidence: Evidence, targets: Targets
+) -> None:
+    image = artefacts.weak["image"][1]
+    regions, seeds = artefacts.regions[image.image_id], artefacts.seeds["image"][image.image_id]
+    config = replace(CONFIG, training=replace(TRAINING, targets=targets), evidence=evidence)
+    prepared = prepare_image(image, regions, seeds, config)
+    prior_of = prepare_image(image, regions, seeds, replace(CONFIG, evidence=evidence))
+    assert torch.equal(prepared.seed_prior, prior_of.seed_prior)
+    targets_of = replace(CONFIG, training=replace(TRAINING, targets=targets))
+    assert torch.equal(prepared.targets, prepare_image(image, regions, seeds, targets_of).targets)
+    total = prepared.pixel_targets().sum(dim=0)
+    torch.testing.assert_close(total, torch.ones(64, 64))
+
+
+def test_training_from_class_maps(artefacts: Artefacts, tmp_path: Path) -> None:
+    folder = prepare(artefacts, "image", tmp_path / "p", MAPS)
+    examples = ConditionalDataset(artefacts.weak["image"], folder, size=64)
+    net, before = network(), network().state_dict()
+    train_from_seeds(net, examples, MAPS, trainer=trainer())
+    assert any(not torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
 def test_pixel_targets_by_loops(artefacts: Artefacts, tmp_path: Path) -> None:
     """As the paper's: seeds' pixels are of their classes in equal parts, others of background."""
     folder = prepare(artefacts, "image", tmp_path / "p", PIXELS)
@@ -181,7 +232,7 @@ def test_an_image_without_labels_or_regions(artefacts: Artefacts, tmp_path: Path
     image = replace(artefacts.weak["image"][0], annotation=Annotation((64, 64)))
     regions = artefacts.regions[image.image_id]
     for selected in (regions, regions[[]]):
-        for config in (CONFIG, PIXELS):
+        for config in (CONFIG, PIXELS, MAPS):
             prepared = prepare_image(image, selected, no_seeds((64, 64)), config)
             write_prepared(tmp_path / "a.npz", prepared)
             read = conditional_dataset.FORMAT.read(tmp_path / "a.npz", conditional_dataset._decode)
@@ -221,7 +272,7 @@ def test_images_are_prepared_once(
 
 
 def test_other_options_need_another_folder(artefacts: Artefacts, folder: PreparedFolder) -> None:
-    for change in ({"top_regions": 5}, {"require_peak": False}):
+    for change in ({"top_regions": 5}, {"require_peak": False}, {"evidence": "maps"}):
         with pytest.raises(InputError, match=f"made with {next(iter(change))}"):
             prepare(artefacts, "image", folder.path, replace(CONFIG, **change))
     config = replace(CONFIG, training=PIXELS.training)

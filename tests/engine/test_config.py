@@ -84,6 +84,15 @@ def test_the_literal_preset_is_the_papers_text() -> None:
         ("seeds.size", "96", 96),
         ("regions.source", "null", None),
         ("conditional.scoring.terms", "U+P", "U+P"),
+        ("conditional.scoring.extra_margin", "1.5", 1.5),
+        ("conditional.scoring.extra_margin", "null", None),
+        ("conditional.training.targets", "maps", "maps"),
+        ("conditional.evidence", "maps", "maps"),
+        ("conditional.tables", "detections", "detections"),
+        ("prediction.training.continued", "false", False),
+        ("seeds.map_scales", "[]", ()),
+        ("seeds.map_scales", "[1.5]", (1.5,)),
+        ("seeds.map_scales", "[1, 1.5, 2]", (1.0, 1.5, 2.0)),
     ],
 )
 def test_values_at_dotted_names(name: str, text: str, value: object) -> None:
@@ -113,7 +122,14 @@ def test_values_at_dotted_names(name: str, text: str, value: object) -> None:
         ("prediction.training.scale_range", "[2, 1]", "expected rising factors"),
         ("prediction.training.lr", "NaN", "expected float"),
         ("prediction.training.optimizer", "magic", "expected one of adamw, sgd"),
-        ("conditional.training.targets", "vote", "expected one of"),
+        ("conditional.training.targets", "vote", "expected one of votes, maps, pixels"),
+        ("conditional.evidence", "pixels", "expected one of votes, maps"),
+        ("conditional.tables", "map", "expected one of detections, rois"),
+        ("conditional.scoring.extra_margin", "-1", "expected 0 or more"),
+        ("prediction.training.continued", "0", "expected bool"),
+        ("seeds.map_scales", "[0.01]", "expected factors of 0.1 to 10"),
+        ("seeds.map_scales", "1.5", "expected"),
+        ("seeds.map_scales", '["a"]', "expected"),
         ("regions.source", "mcg:folder", "import the regions with `annocoin regions --from`"),
     ],
 )
@@ -167,19 +183,38 @@ def test_options_out_of_range(options: Any, change: dict[str, Any]) -> None:
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_options_that_must_agree_change_together(is_reversed: bool) -> None:
     changes = {
-        "classifier.backbone": "resnet50",
-        TRUNK: "unet-resnet50",
-        "prediction.architecture.backbone": "resnet50",
+        "classifier.backbone": "resnet101",
+        TRUNK: "unet-resnet101",
+        "conditional.weights": "classifier",
+        "prediction.architecture.backbone": "resnet101",
+        "prediction.weights": "classifier",
         "prediction.architecture.min_size": "1600",
         "prediction.architecture.max_size": "2000",
     }
     names = reversed(changes) if is_reversed else changes
     config = override(preset("voc-cpu", CLASSES), {name: changes[name] for name in names})
     assert config.conditional.weights == FROM_CLASSIFIER
-    assert config.prediction.architecture.backbone == config.classifier.backbone == "resnet50"
+    assert config.prediction.architecture.backbone == config.classifier.backbone == "resnet101"
     assert config.prediction.architecture.max_size == 2000
     with pytest.raises(InputError, match=r"prediction\.weights classifier.*expected the same"):
-        override(preset("voc-cpu", CLASSES), {"prediction.architecture.backbone": "resnet50"})
+        override(preset("voc-cpu", CLASSES), {"prediction.weights": "classifier"})
+
+
+@pytest.fixture
+def from_classifier(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A preset whose two networks start from a MobileNetV2, the classifier."""
+
+    def build(classes: tuple[str, ...]) -> Config:
+        config = preset("voc-cpu", classes)
+        return dataclasses.replace(
+            config,
+            classifier=classifier_options("mobilenet_v2"),
+            conditional=dataclasses.replace(config.conditional, weights=FROM_CLASSIFIER),
+            prediction=dataclasses.replace(config.prediction, weights=FROM_CLASSIFIER),
+        )
+
+    monkeypatch.setitem(PRESETS, "from-classifier", build)
+    return "from-classifier"
 
 
 @pytest.mark.parametrize(
@@ -187,19 +222,19 @@ def test_options_that_must_agree_change_together(is_reversed: bool) -> None:
     [("unet", "imagenet"), ("resnet50", "imagenet"), ("mobilenet_v2", "classifier")],
 )
 def test_a_trunk_with_another_backbone_does_not_start_from_the_classifier(
-    trunk: str, weights: str
+    from_classifier: str, trunk: str, weights: str
 ) -> None:
-    config = configure("voc-cpu", CLASSES, {TRUNK: trunk})
+    config = configure(from_classifier, CLASSES, {TRUNK: trunk})
     assert config.conditional.weights == weights
     assert config.prediction.weights == FROM_CLASSIFIER
 
 
-def test_weights_that_were_set_are_kept_and_must_fit() -> None:
+def test_weights_that_were_set_are_kept_and_must_fit(from_classifier: str) -> None:
     changes = {TRUNK: "unet-resnet50", "conditional.weights": "none"}
-    assert configure("voc-cpu", CLASSES, changes).conditional.weights == "none"
+    assert configure(from_classifier, CLASSES, changes).conditional.weights == "none"
     with pytest.raises(InputError, match=r"conditional\.weights classifier"):
-        configure("voc-cpu", CLASSES, {**changes, "conditional.weights": "classifier"})
-    other = configure("voc-cpu", CLASSES, {"classifier.backbone": "resnet18"})
+        configure(from_classifier, CLASSES, {**changes, "conditional.weights": "classifier"})
+    other = configure(from_classifier, CLASSES, {"classifier.backbone": "resnet18"})
     assert other.conditional.weights == other.prediction.weights == "imagenet"
 
 
@@ -228,18 +263,49 @@ def test_without_rounds_the_number_of_steps_is_the_same() -> None:
     assert (config.rounds, config.seed) == (3, 5)
 
 
+def test_without_continuation_only_the_last_training_counts() -> None:
+    changes = {"prediction.training.continued": "false", "rounds": "3"}
+    config = configure("synthetic", CLASSES, changes)
+    training = config.prediction.training
+    assert config.prediction_steps == training.final_steps
+    single = configure("synthetic", CLASSES, {"prediction.training.continued": "false"}, rounds=0)
+    assert (single.rounds, single.prediction_steps) == (0, training.final_steps)
+    continued = override(config, {"prediction.training.continued": "true"})
+    assert continued.prediction_steps == 3 * training.steps + training.final_steps
+
+
+@pytest.mark.parametrize("change", [{"evidence": "peaks"}, {"tables": "votes"}, {"evidence": None}])
+def test_bad_choices_of_the_conditional_network(change: dict[str, Any]) -> None:
+    conditional = preset("synthetic", CLASSES).conditional
+    with pytest.raises(InputError, match=f"{next(iter(change))} .*expected one of"):
+        dataclasses.replace(conditional, **change)
+
+
 def test_files_of_weights_belong_to_backbones_by_name(tmp_path: Path) -> None:
     for name in ("resnet50-stride1x1.pth", "mobilenet_v2-b0.pth", "notes.txt"):
         (tmp_path / name).write_bytes(b"")
-    config = weights_folder(preset("voc-cpu-r50", CLASSES), tmp_path)
+    config = override(preset("voc-cpu-r50", CLASSES), {"prediction.weights": "classifier"})
+    config = weights_folder(config, tmp_path)
     assert config.classifier.weights == str(tmp_path / "resnet50-stride1x1.pth")
     assert config.classifier.stride_in_1x1
     assert config.conditional.weights == str(tmp_path / "mobilenet_v2-b0.pth")
     assert config.prediction.weights == FROM_CLASSIFIER
     assert config.prediction.architecture.stride_in_1x1
     small = weights_folder(preset("voc-cpu", CLASSES), tmp_path)
-    assert small.classifier.weights == str(tmp_path / "mobilenet_v2-b0.pth")
-    assert small.conditional.weights == small.prediction.weights == FROM_CLASSIFIER
+    assert small.classifier.weights == str(tmp_path / "resnet50-stride1x1.pth")
+    assert small.classifier.stride_in_1x1
+    assert small.conditional.weights == str(tmp_path / "mobilenet_v2-b0.pth")
+    assert small.prediction.weights == str(tmp_path / "mobilenet_v2-b0.pth")
+    assert not small.conditional.architecture.stride_in_1x1
+    assert not small.prediction.architecture.stride_in_1x1
+
+
+def test_the_resnet_of_the_cpu_preset_starts_from_the_classifier() -> None:
+    """So docs/decisions.md says; both have a ResNet-50."""
+    config = preset("voc-cpu-r50", CLASSES)
+    assert config.prediction.architecture.backbone == config.classifier.backbone == "resnet50"
+    assert config.prediction.weights == FROM_CLASSIFIER
+    assert config.needs_classifier
 
 
 def test_only_networks_that_are_trained_need_weights(tmp_path: Path) -> None:
@@ -286,8 +352,7 @@ def test_a_folder_without_the_weights_of_a_backbone_is_refused(
 
 
 def test_networks_that_start_from_the_classifier_have_its_backbone(tmp_path: Path) -> None:
-    config = preset("voc-cpu-r50", CLASSES)
-    assert config.prediction.weights == FROM_CLASSIFIER
+    config = override(preset("voc-cpu-r50", CLASSES), {"prediction.weights": "classifier"})
     assert config.needs_classifier
     with pytest.raises(InputError, match=r"resnet50.*resnet101.*expected the same"):
         override(config, {"prediction.architecture.backbone": "resnet101"})

@@ -495,6 +495,26 @@ def test_other_options_of_seeds_need_another_folder(artefacts: Artefacts, tmp_pa
         make_seeds(weak["image"], regions, out, **options)
 
 
+def test_seeds_with_map_scales_are_computed_once(artefacts: Artefacts, tmp_path: Path) -> None:
+    weak, options = artefacts.weak["image"][:3], SeedOptions(map_scales=(1.0, 1.5))
+    arguments = (weak, artefacts.regions, tmp_path / "s", options)
+    first = make_seeds(*arguments, classifier=artefacts.classifier, execution=SERIAL)
+    plain = artefacts.seeds["image"]
+    for image_id in first:
+        assert torch.equal(first[image_id].points, plain[image_id].points)
+        assert first[image_id].maps.shape[1:] == (24, 24), "96 pixels, stride 4"
+    stamps = {path: path.stat().st_mtime_ns for path in first.files.values()}
+    again = make_seeds(*arguments, classifier=artefacts.classifier, execution=SERIAL)
+    assert stamps == {path: path.stat().st_mtime_ns for path in again.files.values()}
+    with pytest.raises(InputError, match=r"made with map_scales .*1\.5.*, now it is"):
+        make_seeds(
+            *arguments[:3],
+            replace(options, map_scales=(1.0,)),
+            classifier=artefacts.classifier,
+            execution=SERIAL,
+        )
+
+
 def test_a_classifier_of_another_training_is_refused(artefacts: Artefacts, tmp_path: Path) -> None:
     weak, once = artefacts.weak["image"], replace(TINY, epochs=1)
     assert set(make_classifier(weak, tmp_path, once, validation=weak[:2])) == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,15 @@ from annocoin.conditional.networks import (
     ConditionalNetwork,
     write_conditional,
 )
+from annocoin.conditional.scoring import MIN_IOU, NEUTRAL_DETECTION, ScoringOptions
 from annocoin.data.dataset import WeakDataset
 from annocoin.engine import image_stages
-from annocoin.engine.conditional_dataset import ConditionalDataset, PreparedFolder, prepare_images
+from annocoin.engine.conditional_dataset import (
+    ConditionalDataset,
+    PreparedFolder,
+    prepare_image,
+    prepare_images,
+)
 from annocoin.engine.conditional_training import train_from_seeds
 from annocoin.engine.config import ConditionalConfig, ConditionalTraining
 from annocoin.engine.image_stages import Execution
@@ -35,6 +42,7 @@ from annocoin.engine.randomness import generator_at
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError, Problems
 from annocoin.objective.task_loss import prediction_loss_table, restricted_loss_table
+from annocoin.prediction.detections import IOU_EXPONENT, detect_annotated
 from annocoin.prediction.networks import (
     PredictionArchitecture,
     build_network,
@@ -49,16 +57,18 @@ from engine.worlds import Artefacts
 SERIAL = Execution(jobs=1)
 
 
+def tiny_config(weak: WeakDataset, **options: Any) -> ConditionalConfig:
+    """Of small networks and few regions."""
+    options = {"training": ConditionalTraining(samples=3), "top_regions": 20, **options}
+    return ConditionalConfig(ConditionalArchitecture(weak.classes, "tiny", size=64), **options)
+
+
 class World:
     """Files of the two networks, and the scenes prepared for the conditional network."""
 
     def __init__(self, artefacts: Artefacts, root: Path) -> None:
         self.weak = artefacts.weak["box"]
-        self.config = ConditionalConfig(
-            ConditionalArchitecture(self.weak.classes, "tiny", size=64),
-            training=ConditionalTraining(samples=3),
-            top_regions=20,
-        )
+        self.config = tiny_config(self.weak)
         folders = (artefacts.regions, artefacts.seeds["box"])
         self.prepared = prepare_images(self.weak, *folders, root / "p", self.config, SERIAL)
         torch.manual_seed(0)
@@ -80,9 +90,14 @@ class World:
         return draw_labels(dataset, self.prepared, network, config, out, execution, **options)
 
     def tables(
-        self, out: Path, dataset: WeakDataset | None = None, execution: Execution = SERIAL
+        self,
+        out: Path,
+        dataset: WeakDataset | None = None,
+        execution: Execution = SERIAL,
+        **changes: Any,
     ) -> Any:
-        arguments = (dataset or self.weak, self.prepared, self.prediction, self.config)
+        config = replace(self.config, **changes)
+        arguments = (dataset or self.weak, self.prepared, self.prediction, config)
         return make_loss_tables(*arguments, out, execution)
 
 
@@ -173,6 +188,37 @@ def test_loss_tables_are_those_of_single_images(
     assert list(drawn) == list(fewer), "an image without a table is left out"
 
 
+def test_loss_tables_of_detections_are_those_of_single_images(
+    world: World, labels: PseudoLabelFolder, tmp_path: Path
+) -> None:
+    """Region by region, from the masks that the network detects given the annotated classes."""
+    tables = world.tables(tmp_path / "t", tables="detections")
+    net, architecture = read_prediction(world.prediction)
+    detected = 0
+    for image in world.weak:
+        requirements = world.prepared[image.image_id].requirements
+        resized = resize_shortest_side(image.pixels(), architecture.min_size, architecture.max_size)
+        detections = detect_annotated(net, resized, requirements.labels)
+        table = tables[image.image_id]
+        assert table.shape == (len(requirements.regions), 1 + len(requirements.labels))
+        for u, region in enumerate(requirements.regions.masks()):
+            for column, label in enumerate(requirements.labels, start=1):
+                best = 0.0
+                for mask, of_class, score in zip(*detections, strict=True):
+                    if of_class == label:
+                        iou = float((region & mask).sum() / (region | mask).sum())
+                        best = max(best, float(score) * iou**IOU_EXPONENT)
+                detected += best > 0
+                log_odds = math.log((best + MIN_IOU) / NEUTRAL_DETECTION)
+                margin = float(table[u, 0] - table[u, column])
+                assert margin == pytest.approx(log_odds, abs=5e-3)  # files have half precision
+    assert detected > 0
+    rois = world.tables(tmp_path / "r")
+    assert any(not torch.allclose(tables[i], rois[i], atol=1e-2) for i in tables)
+    with_tables = world.draw(tmp_path / "l", tables=tables)
+    assert list(with_tables) == list(labels)
+
+
 def test_forms_of_the_loss_table(world: World) -> None:
     generator = torch.Generator().manual_seed(0)
     log_probabilities = torch.rand(5, 3, generator=generator).log_softmax(dim=1)
@@ -206,7 +252,8 @@ def test_retrieved_labels_of_tags_are_those_of_the_seeds(
     artefacts: Artefacts, tmp_path: Path
 ) -> None:
     weak, seeds = artefacts.weak["image"], artefacts.seeds["image"]
-    folder = retrieve_labels(weak, artefacts.regions, seeds, tmp_path / "l", SERIAL)
+    config = tiny_config(weak)
+    folder = retrieve_labels(weak, artefacts.regions, seeds, tmp_path / "l", config, SERIAL)
     for image in weak:
         regions, peaks = artefacts.regions[image.image_id], seeds[image.image_id]
         expected = retrieve(regions, peaks, image.annotation).instances(regions, peaks)
@@ -216,12 +263,41 @@ def test_retrieved_labels_of_tags_are_those_of_the_seeds(
         assert set(retrieved.labels.tolist()) == set(image.annotation.distinct_labels)
 
 
+@pytest.mark.parametrize("extra_margin", [None, 0.0])
+def test_retrieved_labels_of_class_maps_are_the_labelling_of_the_prior(
+    artefacts: Artefacts, tmp_path: Path, extra_margin: float | None
+) -> None:
+    """Without pairwise terms: the best region of every class, and further ones near it."""
+    weak, seeds = artefacts.weak["image"], artefacts.seeds["image"]
+    scoring = ScoringOptions(
+        pairwise="none", seed_prior_weight=2.0, extra_margin=extra_margin, nms_threshold=0.3
+    )
+    config = tiny_config(weak, evidence="maps", require_peak=False, scoring=scoring)
+    folder = retrieve_labels(weak, artefacts.regions, seeds, tmp_path / "l", config, SERIAL)
+    for image in weak:
+        prepared = prepare_image(
+            image, artefacts.regions[image.image_id], seeds[image.image_id], config
+        )
+        labels, prior = prepared.requirements.labels, prepared.seed_prior
+        labelled = folder[image.image_id]
+        assert labelled.members.shape[0] == 1
+        instances = labelled.consensus_instances()
+        assert set(instances.labels.tolist()) == set(image.annotation.distinct_labels)
+        if len(labels) == 1:
+            best = prepared.requirements.regions[int(prior[:, 0].argmax())]
+            assert best.rles()[0] in instances.masks
+        if extra_margin == 0:
+            assert len(instances) == len(labels)
+
+
+@pytest.mark.parametrize("evidence", ["votes", "maps"])
 @pytest.mark.parametrize("supervision", ["box", "mixed"])
 def test_retrieved_labels_keep_annotated_boxes_and_masks(
-    artefacts: Artefacts, tmp_path: Path, supervision: str
+    artefacts: Artefacts, tmp_path: Path, supervision: str, evidence: Any
 ) -> None:
     weak, seeds = artefacts.weak[supervision], artefacts.seeds[supervision]
-    folder = retrieve_labels(weak, artefacts.regions, seeds, tmp_path / "l", SERIAL)
+    config = tiny_config(weak, evidence=evidence)
+    folder = retrieve_labels(weak, artefacts.regions, seeds, tmp_path / "l", config, SERIAL)
     for image in weak:
         instances = folder[image.image_id].consensus_instances()
         boxes = {tuple(box) for box in instances.boxes.tolist()}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 
 from annocoin.data.dataset import WeakDataset
 from annocoin.data.loading import load_weak
@@ -84,14 +85,40 @@ def test_networks_follow_a_precomputed_classifier(weak: WeakDataset, tmp_path: P
     file = tmp_path / "c.safetensors"
     architecture = ClassifierArchitecture(weak.classes, "resnet50", stride_in_1x1=True, size=64)
     write_classifier(file, Classifier(architecture))
-    config = configure("voc-cpu-r50", weak.classes)
+    from_classifier = {"prediction.weights": "classifier"}
+    config = configure("voc-cpu-r50", weak.classes, from_classifier)
     checked = check(weak, config, tmp_path / "run", classifier=file)
     assert checked.classifier.stride_in_1x1
     assert checked.prediction.architecture.stride_in_1x1
+    small = {**from_classifier, "classifier.backbone": "mobilenet_v2"}
     with pytest.raises(InputError, match=r"classifier is a resnet50.*backbone a mobilenet_v2"):
-        check(weak, configure("voc-cpu", weak.classes), tmp_path / "run", classifier=file)
+        check(
+            weak,
+            configure("voc-cpu", weak.classes, small),
+            tmp_path / "run",
+            classifier=file,
+        )
     with pytest.raises(InputError, match="other classes than the dataset"):
         check(replace(weak, classes=("x",) * 6), config, tmp_path)
+
+
+def test_a_precomputed_classifier_of_another_backbone_than_the_files_of_weights(
+    weak: WeakDataset, tmp_path: Path
+) -> None:
+    """The file has the weights of the preset's backbone, from which no classifier is trained."""
+    file, weights = tmp_path / "c.safetensors", tmp_path / "resnet18.pth"
+    write_classifier(file, Classifier(ClassifierArchitecture(weak.classes, "tiny", size=64)))
+    torch.save(torchvision.models.resnet18().state_dict(), weights)
+    changes = {"classifier.backbone": "resnet18"}
+    config = configure("synthetic", weak.classes, changes, weights=tmp_path)
+    assert config.classifier.weights == str(weights)
+    checked = check(weak, config, tmp_path / "run", classifier=file)
+    assert checked.classifier.backbone == "tiny"
+    assert checked.prediction == config.prediction
+    assert check(weak, config, tmp_path / "run") == config
+    mismatched = replace(config, classifier=replace(config.classifier, backbone="resnet34"))
+    with pytest.raises(InputError, match=r"resnet18\.pth: not weights of resnet34"):
+        check(weak, mismatched, tmp_path / "run")
 
 
 def test_a_classifier_of_other_classes_or_of_the_run_itself(

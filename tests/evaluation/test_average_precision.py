@@ -73,8 +73,10 @@ def overlap(first: np.ndarray, second: np.ndarray) -> float:
     return (first & second).sum() / (first | second).sum()
 
 
-def naive_ap(world: World, label: int, threshold: float, protocol: str) -> float:
-    """AP step by step: a list of hits by falling score, then the area, recall by recall."""
+def naive_results(
+    world: World, label: int, threshold: float, protocol: str
+) -> tuple[list[tuple[float, bool]], int]:
+    """The score of every prediction and whether it is a hit, and the number of true instances."""
     results: list[tuple[float, bool]] = []
     positives = 0
     for truths, predicted in world:
@@ -96,6 +98,12 @@ def naive_ap(world: World, label: int, threshold: float, protocol: str) -> float
                 if enough:
                     matched.add(best)
             results.append((score, hit))
+    return results, positives
+
+
+def naive_ap(world: World, label: int, threshold: float, protocol: str) -> float:
+    """AP step by step: a list of hits by falling score, then the area, recall by recall."""
+    results, positives = naive_results(world, label, threshold, protocol)
     if not positives:
         return math.nan
     # later in the concatenation goes first among equals
@@ -122,8 +130,8 @@ def test_equals_a_naive_loop(protocol: str, seed: int) -> None:
     np.testing.assert_allclose(result.ap, expected, atol=1e-12)
 
 
-def coco_ap(world: World) -> np.ndarray:
-    """AP [T, C] by pycocotools."""
+def coco_run(world: World) -> COCOeval:
+    """The evaluation by pycocotools."""
     images = [{"id": i, "height": SIZE[0], "width": SIZE[1]} for i in range(len(world))]
     truths = [
         {
@@ -154,6 +162,12 @@ def coco_ap(world: World) -> np.ndarray:
         run.params.maxDets = [100]
         run.evaluate()
         run.accumulate()
+    return run
+
+
+def coco_ap(world: World) -> np.ndarray:
+    """AP [T, C] by pycocotools."""
+    run = coco_run(world)
     precision = run.eval["precision"][:, :, :, 0, 0]  # [T, R, C], -1 without truth
     return np.where(precision.min(axis=1) < 0, np.nan, precision.mean(axis=1))
 
@@ -299,3 +313,5 @@ def test_the_evaluator_equals_evaluate() -> None:
     result = evaluator.result()
     np.testing.assert_array_equal(result.ap, expected.ap)
     assert (result.protocol, result.images, result.thresholds) == ("sds", 6, THRESHOLDS)
+    assert result.matched.tolist() == expected.matched.tolist()
+    assert (result.predictions, result.truths) == (expected.predictions, expected.truths)

@@ -25,6 +25,7 @@ from annocoin.objective.task_loss import (
     MIN_BEST_LOG_ODDS,
     TRAINING_CLAMP,
     clamp_log_odds,
+    detection_loss_table,
     disagreement_table,
     label_columns,
     labelling_score,
@@ -289,3 +290,29 @@ def test_restricted_table_of_no_regions_no_classes_and_extreme_values() -> None:
     assert restricted_loss_table(torch.zeros(4, 1), torch.zeros(4, 0)).shape == (4, 1)
     extreme = torch.tensor([[0.0, -200.0], [-200.0, 0.0]])
     assert bool(restricted_loss_table(extreme, torch.zeros(2, 1)).isfinite().all())
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 3))
+def test_log_odds_of_a_detection_table(seed: int, regions: int, classes: int) -> None:
+    """Those within the bound are recovered, others clamped; probabilities sum to 1."""
+    generator = torch.Generator().manual_seed(seed)
+    log_odds = 8 * torch.randn(regions, classes, generator=generator)
+    table = detection_loss_table(log_odds)
+    assert table.shape == (regions, classes + 1)
+    for u in range(regions):
+        odds = [math.exp(min(max(x, -LOSS_CLAMP), LOSS_CLAMP)) for x in log_odds[u].tolist()]
+        expected = [math.log(1 + sum(odds)), *(math.log((1 + sum(odds)) / o) for o in odds)]
+        assert table[u].tolist() == pytest.approx(expected, abs=1e-4)
+        for j in range(classes):
+            recovered = float(table[u, 0] - table[u, j + 1])
+            assert recovered == pytest.approx(math.log(odds[j]), abs=1e-4)
+    torch.testing.assert_close(table.neg().exp().sum(dim=1), torch.ones(regions))
+
+
+def test_detection_tables_with_another_bound_and_of_nothing() -> None:
+    table = detection_loss_table(torch.tensor([[3.0, -3.0, 0.5]]), clamp=1.0)
+    assert (table[0, 0] - table[0, 1:]).tolist() == pytest.approx([1, -1, 0.5], abs=1e-5)
+    assert detection_loss_table(torch.zeros(0, 2)).shape == (0, 3)
+    assert detection_loss_table(torch.zeros(4, 0)).tolist() == [[0.0]] * 4
+    extreme = detection_loss_table(torch.tensor([[-1e9, 1e9], [-math.inf, 0.0]]))
+    assert bool(extreme.isfinite().all())

@@ -119,6 +119,60 @@ def test_neighbours_overlap_or_touch(world: World) -> None:
         assert bool(near[u, v]) == expected
 
 
+@given(worlds())
+def test_rings_touch_regions_from_outside(world: World) -> None:
+    rings = world.regions.rings()
+    assert rings.shape == world.members.shape
+    sides = pixel_sides(world)
+    for u, mask in enumerate(world.masks):
+        touching = {int(world.ids[a]) for a, b, _ in sides if mask[b] and not mask[a]}
+        touching |= {int(world.ids[b]) for a, b, _ in sides if mask[a] and not mask[b]}
+        assert set(rings[u].nonzero()[:, 0].tolist()) == touching
+
+
+def interpolate(values: list[list[float]], size: tuple[int, int]) -> list[list[float]]:
+    """Bilinear interpolation of h x w values to another size, cell centre by cell centre."""
+
+    def neighbours(position: int, length: int, cells: int) -> list[tuple[int, float]]:
+        centre = (position + 0.5) * cells / length - 0.5
+        centre = min(max(centre, 0.0), cells - 1.0)
+        first = int(centre)
+        return [(first, 1 - centre + first), (min(first + 1, cells - 1), centre - first)]
+
+    height, width = size
+    result = [[0.0] * width for _ in range(height)]
+    for y, x in itertools.product(range(height), range(width)):
+        for row, of_row in neighbours(y, height, len(values)):
+            for column, of_column in neighbours(x, width, len(values[0])):
+                result[y][x] += of_row * of_column * values[row][column]
+    return result
+
+
+@given(worlds(), st.integers(1, 5), st.integers(1, 5), st.integers(0, 1000))
+def test_means_of_maps_over_superpixels(world: World, rows: int, columns: int, seed: int) -> None:
+    maps = torch.randn(2, rows, columns, generator=torch.Generator().manual_seed(seed))
+    means = world.regions.superpixel_means(maps)
+    height, width = world.ids.shape
+    for c, single in enumerate(maps.tolist()):
+        resized = interpolate(single, (height, width))
+        for s in range(world.members.shape[1]):
+            inside = [
+                resized[y][x]
+                for y, x in itertools.product(range(height), range(width))
+                if world.ids[y, x] == s
+            ]
+            assert float(means[c, s]) == pytest.approx(sum(inside) / len(inside), abs=1e-5)
+
+
+def test_means_over_superpixels_by_hand() -> None:
+    regions = RegionSet.of([[0, 0, 1, 2], [0, 0, 1, 2]], [[1, 0, 0]])
+    maps = torch.tensor([[[1.0, 3.0, 5.0, 7.0], [2.0, 4.0, 6.0, 8.0]]])
+    assert regions.superpixel_means(maps).tolist() == [[2.5, 5.5, 7.5]]
+    half = regions.superpixel_means(maps.half())
+    assert (half.dtype, half.tolist()) == (torch.float32, [[2.5, 5.5, 7.5]])
+    assert regions.rings().tolist() == [[False, True, False]]
+
+
 @given(worlds(), st.sampled_from(["image", "region", "sum"]), st.booleans())
 def test_pooled_features_and_their_gradient(world: World, over: str, batched: bool) -> None:
     shape = (2, 3, *world.ids.shape) if batched else (3, *world.ids.shape)
@@ -206,6 +260,8 @@ def test_an_empty_region_set() -> None:
         == (0, 0)
     )
     assert empty.boxes.shape == (0, 4)
+    assert empty.rings().shape == (0, 2)
+    assert empty.superpixel_means(torch.ones(3, 1, 2)).tolist() == [[1, 1]] * 3
     assert empty.pool(torch.ones(3, 1, 2)).shape == (0, 3)
     assert empty.rles() == []
 

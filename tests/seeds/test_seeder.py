@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,10 @@ from hypothesis import strategies as st
 
 from annocoin import masks
 from annocoin.errors import InputError
-from annocoin.seeds.seeder import SeedOptions, refine_peaks, select_peaks
+from annocoin.seeds.class_maps import ClassMapper
+from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, find_peaks
+from annocoin.seeds.seed_set import Seeds
+from annocoin.seeds.seeder import Seeder, SeedOptions, refine_peaks, select_peaks
 from annocoin.types import Annotation, WeakLabel
 
 SIZE = (40, 60)  # a cell of the 4 x 6 maps is 10 x 10 pixels
@@ -151,8 +157,130 @@ def test_refining_no_points() -> None:
     assert empty.shape == (0, 2)
 
 
+@pytest.fixture(scope="module")
+def classifier() -> Classifier:
+    torch.manual_seed(0)
+    net = Classifier(ClassifierArchitecture(("cat", "dog"), "tiny", size=64), "imagenet")
+    torch.nn.init.normal_(net.head.weight)
+    return net
+
+
+def seeds_of(classifier: Classifier, annotation: Annotation, **options: Any) -> Seeds:
+    pixels = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+    return Seeder(classifier, SeedOptions(**options))(pixels, annotation)
+
+
+def test_map_scales_change_only_the_maps(classifier: Classifier) -> None:
+    labels = (WeakLabel(1), WeakLabel(2, box=(10.0, 5.0, 50.0, 30.0)))
+    annotation = Annotation(SIZE, labels)
+    plain = seeds_of(classifier, annotation)
+    scaled = seeds_of(classifier, annotation, map_scales=(1.0, 1.5))
+    for name in ("size", "labels", "points", "scores", "annotation_index", "responses"):
+        before, after = getattr(plain, name), getattr(scaled, name)
+        assert torch.equal(torch.as_tensor(before), torch.as_tensor(after)), name
+    assert len(plain) == len(scaled) >= 2
+    pixels = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+    expected = ClassMapper(classifier, (64, 96), mirror=True, dense=True)(pixels)
+    assert expected.shape[1:] == (16, 24)
+    torch.testing.assert_close(scaled.maps, expected[scaled.labels - 1])
+
+
+def test_options_of_the_maps(classifier: Classifier) -> None:
+    tag = Annotation(SIZE, (WeakLabel(1),))
+    plain = seeds_of(classifier, tag)
+    unchanged = seeds_of(classifier, tag, mirror=False, dense=False, precision="bf16")
+    assert torch.equal(unchanged.maps, plain.maps), "without map_scales they have no effect"
+    single = seeds_of(classifier, tag, map_scales=(1.0,), mirror=False, dense=False)
+    assert single.maps.shape[1:] == (6, 8)
+    mirrored = seeds_of(classifier, tag, map_scales=(1.0,), dense=False)
+    assert not torch.allclose(mirrored.maps, single.maps)
+    tiny = seeds_of(classifier, tag, map_scales=(0.1,), mirror=False, dense=False)
+    assert tiny.maps.shape[1:] == (4, 4), "inputs have at least 32 pixels"
+    half = seeds_of(classifier, tag, map_scales=(1.0,), mirror=False, dense=False, precision="bf16")
+    assert not torch.equal(half.maps, single.maps)
+    torch.testing.assert_close(half.maps, single.maps, rtol=0.1, atol=0.1 * single.maps.std())
+    empty = seeds_of(classifier, Annotation(SIZE), map_scales=(1.0,))
+    assert (len(empty), empty.maps.shape[0]) == (0, 0)
+
+
+def test_seeds_of_class_maps(classifier: Classifier) -> None:
+    """The peaks and responses are those of the class maps, at the centres of equal cells."""
+    annotation = Annotation(SIZE, (WeakLabel(1), WeakLabel(2)))
+    seeds = seeds_of(classifier, annotation, responses="maps", map_scales=(1.0,), threshold=0.6)
+    maps = ClassMapper(classifier, (64,), mirror=True, dense=True)(
+        np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+    )
+    height, width = maps.shape[1:]
+    is_peak = find_peaks(maps.clamp(min=0))
+    expected = set()
+    for label in (1, 2):
+        values = maps[label - 1]
+        assert float(values.max()) > 0
+        for row in range(height):
+            for column in range(width):
+                share = float(values[row, column] / values.max())
+                if share >= 0.6 and is_peak[label - 1, row, column]:
+                    x, y = (column + 0.5) * SIZE[1] / width, (row + 0.5) * SIZE[0] / height
+                    expected.add((label, round(x, 3), round(y, 3), round(share, 3)))
+    found = zip(seeds.labels.tolist(), seeds.points.tolist(), seeds.scores.tolist(), strict=True)
+    assert {
+        (label, round(x, 3), round(y, 3), round(score / float(maps[label - 1].max()), 3))
+        for label, (x, y), score in found
+    } == expected
+    for label, response, stored in zip(seeds.labels, seeds.responses, seeds.maps, strict=True):
+        positive = maps[label - 1].clamp(min=0)
+        torch.testing.assert_close(response, positive / positive.sum())
+        torch.testing.assert_close(stored, maps[label - 1])
+
+
+def test_seeds_of_class_maps_respond_inside_their_boxes(classifier: Classifier) -> None:
+    box = (10.0, 5.0, 40.0, 30.0)
+    labels = (WeakLabel(1, box=box), WeakLabel(2, point=(33.0, 21.0)))
+    seeds = seeds_of(classifier, Annotation(SIZE, labels), responses="maps", map_scales=(1.0,))
+    assert seeds.annotation_index.tolist() == [0, 1]
+    assert seeds.labels.tolist() == [1, 2]
+    x, y = seeds.points[0].tolist()
+    assert box[0] <= x <= box[2]
+    assert box[1] <= y <= box[3]
+    assert seeds.points[1].tolist() == [33, 21]
+    torch.testing.assert_close(seeds.responses.sum(dim=(1, 2)), torch.ones(2))
+    rows, columns = seeds.responses[0].nonzero(as_tuple=True)
+    height, width = seeds.responses.shape[1:]
+    for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+        assert box[0] <= (column + 0.5) * SIZE[1] / width <= box[2]
+        assert box[1] <= (row + 0.5) * SIZE[0] / height <= box[3]
+
+
+def test_seeds_of_class_maps_without_positive_values(classifier: Classifier) -> None:
+    """The peak is the maximum of the map, and the response its cell."""
+    negative = copy.deepcopy(classifier)
+    torch.nn.init.constant_(negative.head.bias, -1e3)
+    tag = Annotation(SIZE, (WeakLabel(2),))
+    seeds = seeds_of(negative, tag, responses="maps", map_scales=(1.0,))
+    assert float(seeds.maps.max()) < 0
+    assert len(seeds) >= 1
+    assert float(seeds.scores.max()) == float(seeds.maps[0].max())
+    for response, score, values in zip(seeds.responses, seeds.scores, seeds.maps, strict=True):
+        assert response.nonzero().tolist() == (values == score).nonzero().tolist()
+        assert float(response.sum()) == 1
+    empty = seeds_of(negative, Annotation(SIZE), responses="maps", map_scales=(1.0,))
+    assert (len(empty), empty.responses.shape[0]) == (0, 0)
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"size": 8}, {"threshold": 1.5}, {"rule": "guided"}, {"cell": 0}]
+    "wrong",
+    [
+        {"size": 8},
+        {"threshold": 1.5},
+        {"rule": "guided"},
+        {"cell": 0},
+        {"map_scales": (1.0, 0.0)},
+        {"map_scales": (11.0,)},
+        {"map_scales": (float("nan"),)},
+        {"precision": "16"},
+        {"responses": "map"},
+        {"responses": "maps"},
+    ],
 )
 def test_bad_options(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=f"{next(iter(wrong))} .*expected"):

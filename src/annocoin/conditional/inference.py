@@ -131,7 +131,7 @@ def infer(
     if local_search and not select_all:
         for k in range(len(gains)):
             for j in range(num_classes):
-                sample = (selected[k], required_regions[k], gains[k, j], j)
+                sample = (selected[k], required_regions[k], gains[k, j], min_gains[k, j], j)
                 _replace_by_pairs(*sample, requirements, suppression)
     classes = torch.tensor(requirements.labels, dtype=torch.int64, device=gains.device)
     return Labelling((selected * classes[:, None]).sum(dim=1), required_regions)
@@ -226,6 +226,7 @@ def _replace_by_pairs(
     selected: Tensor,
     required_regions: Tensor,
     gains: Tensor,
+    min_gain: Tensor,
     column: int,
     requirements: Requirements,
     suppression: Suppression,
@@ -238,6 +239,7 @@ def _replace_by_pairs(
         selected: of one sample, bool [J, P], changed in place.
         required_regions: int64 [R], changed accordingly.
         gains: of the class, [P].
+        min_gain: gains up to this are not selected, [1].
         column: the class, 0..J-1.
     """
     untried = selected[column].nonzero()[:, 0].tolist()
@@ -246,7 +248,7 @@ def _replace_by_pairs(
         met = (required_regions == region).nonzero()[:, 0].tolist()
         if not all(requirements.required[r].allows_extra for r in met):
             continue
-        pair = _better_pair(region, selected, gains, column, requirements, suppression)
+        pair = _better_pair(region, selected, gains, min_gain, column, requirements, suppression)
         if pair is None:
             continue
         meets = [requirements.required[r].compatible[pair] for r in met]
@@ -263,6 +265,7 @@ def _better_pair(
     region: int,
     selected: Tensor,
     gains: Tensor,
+    min_gain: Tensor,
     column: int,
     requirements: Requirements,
     suppression: Suppression,
@@ -272,7 +275,7 @@ def _better_pair(
     kept = selected.clone()
     kept[column, region] = False
     of_class, of_any = kept[column], kept.any(dim=0)
-    free = requirements.extra_allowed[column].to(gains.device) & (gains > 0) & ~of_any
+    free = requirements.extra_allowed[column].to(gains.device) & (gains > min_gain) & ~of_any
     free &= ~same_class[of_class].any(dim=0) & ~same_class[:, of_class].any(dim=1)
     free &= ~suppression.cross_class[of_any & ~of_class].any(dim=0)
     free[region] = False

@@ -50,11 +50,14 @@ IOU_EXPONENT = 4
 NEUTRAL_IOU = 0.15
 """The expected IoU with a seed's object at which the seed prior is 0."""
 
+NEUTRAL_DETECTION = 0.05
+"""The same for `detected_iou`, a product of score and IoU; with .15 second instances are lost."""
+
 MIN_IOU = 0.02
 """Added to expected IoUs, so that their logarithms are bounded."""
 
-BEST_MAP_PRIOR = 4.0
-"""Of the best region of a class, see `map_prior`."""
+NEUTRAL_EVIDENCE = -1.0
+"""The evidence of class maps at which the prior is 0; nine of ten regions have less."""
 
 
 @dataclass(frozen=True)
@@ -352,25 +355,20 @@ def seed_prior(requirements: Requirements, seeds: Seeds, votes: Tensor) -> Tenso
     return log_expected_iou(best.T)
 
 
-def map_prior(requirements: Requirements, shares: Tensor) -> Tensor:
+def map_prior(regions: RegionSet, shares: Tensor) -> Tensor:
     """The evidence of class maps for each region as an instance of each class: [P, J].
 
-    Relative to that of the best compatible region of the class, which gets `BEST_MAP_PRIOR`.
+    Relative to `NEUTRAL_EVIDENCE`.
 
     Args:
         shares: from `class_shares`, [J, S].
     """
-    evidence = region_evidence(requirements.regions, shares)
-    compatible = requirements.extra_allowed.T.clone()
-    for requirement in requirements.required:
-        compatible[:, requirements.labels.index(requirement.label)] |= requirement.compatible
-    best = evidence.masked_fill(~compatible, -torch.inf).amax(dim=0)
-    return evidence - best.nan_to_num(neginf=0) + BEST_MAP_PRIOR
+    return region_evidence(regions, shares) - NEUTRAL_EVIDENCE
 
 
-def log_expected_iou(iou: Tensor) -> Tensor:
-    """Expected IoUs as additions to the margins of regions: 0 at `NEUTRAL_IOU`, bounded."""
-    return ((iou + MIN_IOU) / NEUTRAL_IOU).log()
+def log_expected_iou(iou: Tensor, neutral: float = NEUTRAL_IOU) -> Tensor:
+    """Expected IoUs as additions to the margins of regions: log((IoU + .02) / neutral)."""
+    return ((iou + MIN_IOU) / neutral).log()
 
 
 def _add_to_classes(scores: Tensor, values: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -126,6 +127,7 @@ class ArtefactFolder(Mapping[ImageId, T]):
         cls, out: Path, provenance: Mapping[str, Any], files: Mapping[ImageId, Path]
     ) -> None:
         index = out / cls.index_name
+        provenance = json.loads(json.dumps(dict(provenance)))  # tuples are lists in the index
         ids: dict[str, ImageId] = {}  # by file
         if index.exists() and len(existing := cls(out)):
             for name, value in provenance.items():

@@ -248,13 +248,14 @@ def prepare_image(
         seeds=seeds if config.require_peak else None,
         image=image.pixels(),
     )
-    only_tags = set(annotation.kinds) <= {"tag"}
     votes = seed_votes(requirements, seeds)
-    shares = class_shares(requirements.regions, seeds, requirements.labels) if only_tags else None
+    shares: Tensor | None = None
+    if "maps" in (config.evidence, config.training.targets) and set(annotation.kinds) <= {"tag"}:
+        shares = class_shares(requirements.regions, seeds, requirements.labels)
     if shares is None or config.evidence == "votes":
         prior = seed_prior(requirements, seeds, votes)
     else:
-        prior = map_prior(requirements, shares)
+        prior = map_prior(requirements.regions, shares)
     if config.training.targets == "pixels":
         targets = pixel_labels(seeds, requirements.labels)
     elif shares is None or config.training.targets == "votes":

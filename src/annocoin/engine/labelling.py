@@ -13,13 +13,19 @@ from torch import Tensor
 from annocoin import masks as rle
 from annocoin.conditional.networks import ConditionalNetwork, read_conditional
 from annocoin.conditional.samples import Samples
-from annocoin.conditional.scoring import draw_samples, log_expected_iou
+from annocoin.conditional.scoring import (
+    NEUTRAL_DETECTION,
+    Candidates,
+    draw_samples,
+    log_expected_iou,
+)
 from annocoin.data.artefacts import ArrayFormat
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.conditional_dataset import (
     ConditionalDataset,
     ConditionalExample,
     PreparedFolder,
+    prepare_image,
     with_artefacts,
 )
 from annocoin.engine.config import ConditionalConfig
@@ -96,16 +102,22 @@ def retrieve_labels(
     regions: RegionFolder,
     seeds: SeedFolder,
     out: Path,
+    config: ConditionalConfig,
     execution: Execution,
 ) -> PseudoLabelFolder:
-    """The regions retrieved for the seeds; annotated masks and boxes are kept."""
+    """The regions retrieved for the seeds, without any network.
+
+    With `evidence` "votes", the best region of every seed; annotated masks and boxes are kept. With
+    "maps", the labelling that the prior of the regions gives.
+    """
     images = with_artefacts(dataset, regions, seeds, execution.problems)
+    worker = _Retriever if config.evidence == "votes" else _PriorLabeller
     return run_image_stage(
         PseudoLabelFolder,
         out,
         {},
         [(image.image_id, regions.name(image.image_id), image) for image in images],
-        partial(_Retriever, regions, seeds),
+        partial(worker, regions, seeds, config),
         lambda path, _: LABELS.is_current(path),
         "retrieved labels",
         execution,
@@ -198,15 +210,16 @@ class _RegionScorer:
         if self.config.tables == "rois":
             return loss_table(*score_regions(self.net, resized, regions, labels), self.config)
         detections = detect_annotated(self.net, resized, labels)
-        return detection_loss_table(log_expected_iou(detected_iou(regions, detections, labels)))
+        detected = detected_iou(regions, detections, labels)
+        return detection_loss_table(log_expected_iou(detected, NEUTRAL_DETECTION))
 
     def write(self, path: Path, result: Tensor) -> None:
         write_table(path, result)
 
 
 class _Retriever:
-    def __init__(self, regions: RegionFolder, seeds: SeedFolder) -> None:
-        self.regions, self.seeds = regions, seeds
+    def __init__(self, regions: RegionFolder, seeds: SeedFolder, config: ConditionalConfig) -> None:
+        self.regions, self.seeds, self.config = regions, seeds, config
 
     def compute(self, item: WeakImage) -> PseudoLabels:
         regions, seeds = self.regions[item.image_id], self.seeds[item.image_id]
@@ -217,6 +230,17 @@ class _Retriever:
 
     def write(self, path: Path, result: PseudoLabels) -> None:
         write_pseudo_labels(path, result)
+
+
+class _PriorLabeller(_Retriever):
+    def compute(self, item: WeakImage) -> PseudoLabels:
+        regions, seeds = self.regions[item.image_id], self.seeds[item.image_id]
+        prepared = prepare_image(item, regions, seeds, self.config)
+        requirements = prepared.requirements
+        candidates = Candidates(requirements, self.config.scoring, seed_prior=prepared.seed_prior)
+        unary = torch.zeros(1, len(requirements.regions), 1 + len(requirements.labels))
+        samples = candidates.samples(candidates.scores(unary))
+        return PseudoLabels.from_samples(samples, item.annotation)
 
 
 def _with_annotated(instances: Instances, labels: Sequence[WeakLabel]) -> Instances:

@@ -71,9 +71,12 @@ def _parse(text: str, hint: Any, name: str) -> Any:
             return number
         if typing.get_origin(kind) is tuple and isinstance(value, list):
             parts = typing.get_args(kind)
-            if set(parts) == {float} and len(parts) == len(value) and all(map(_is_number, value)):
+            any_length = parts[1:] == (Ellipsis,)
+            if not any_length and len(parts) != len(value):
+                continue
+            if parts[0] is float and all(map(_is_number, value)):
                 return tuple(map(float, value))
-            if parts[1:] == (Ellipsis,) and all(isinstance(item, str) for item in value):
+            if parts[0] is str and all(isinstance(item, str) for item in value):
                 return tuple(value)
     if any(kind is str or typing.get_origin(kind) is Literal for kind in hints):
         return text

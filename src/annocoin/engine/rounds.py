@@ -242,8 +242,10 @@ class _Rounds:
 
     def retrieve(self, seeds: Stage) -> Stage:
         """The regions retrieved for the seeds, as pseudo labels."""
-        stage = self.run.stage("retrieved labels", {}, seeds)
-        arguments = (self.dataset, self.regions, self.seeds, stage.folder, self.execution)
+        config = self.config.conditional
+        options = preparation_options(config) | asdict(config.scoring)
+        stage = self.run.stage("retrieved labels", options, seeds)
+        arguments = (self.dataset, self.regions, self.seeds, stage.folder, config, self.execution)
         self.run.do(stage, partial(retrieve_labels, *arguments))
         self._measure(stage)
         return stage

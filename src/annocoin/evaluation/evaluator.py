@@ -75,7 +75,8 @@ class Evaluation:
         thresholds: T IoU thresholds.
         ap: float64 [T, C].
         matched: predictions matched at each threshold, whatever their score, int64 [T].
-        predictions, truths: number of predicted and of ground truth instances.
+        counted: predictions that are not ignored at each threshold, int64 [T].
+        truths: number of ground truth instances.
     """
 
     protocol: str
@@ -84,13 +85,18 @@ class Evaluation:
     thresholds: tuple[float, ...]
     ap: Floats
     matched: npt.NDArray[np.int64]
-    predictions: int
+    counted: npt.NDArray[np.int64]
     truths: int
+
+    @property
+    def predictions(self) -> int:
+        """Number of predictions, without those that are ignored at every threshold."""
+        return int(self.counted.max())
 
     @property
     def f1(self) -> dict[float, float]:
         """F1 of all predictions by threshold: 2 x matched / (predictions + ground truth)."""
-        values = 2 * self.matched / max(1, self.predictions + self.truths)
+        values = 2 * self.matched / np.maximum(1, self.counted + self.truths)
         return dict(zip(self.thresholds, values.tolist(), strict=True))
 
     @property
@@ -195,11 +201,11 @@ class Evaluator:
     def result(self) -> Evaluation:
         """AP over all images added so far."""
         ap = np.full((len(self.thresholds), len(self.classes)), np.nan)
-        matched, predictions = np.zeros(len(self.thresholds), dtype=np.int64), 0
+        matched, counted = np.zeros((2, len(self.thresholds)), dtype=np.int64)
         for of_class in self._matches:
             for _, of_image in of_class:
                 matched += of_image[:, 0].sum(axis=1)
-                predictions += int((~of_image[0, 1]).sum())
+                counted += (~of_image[:, 1]).sum(axis=1)
         for c in np.flatnonzero(self._positives):
             scores, matches = zip(*self._matches[c], strict=True)
             order = self.protocol.order(np.concatenate(scores))
@@ -212,6 +218,6 @@ class Evaluator:
             self.thresholds,
             ap,
             matched,
-            predictions,
+            counted,
             int(self._positives.sum()),
         )

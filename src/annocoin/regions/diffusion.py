@@ -33,7 +33,7 @@ def diffuse(
     boundary separates superpixels they get nearly the same value. It does not depend on the
     resolution of the image.
     """
-    if edge_weight < 0 or fidelity <= 0:
+    if not (edge_weight >= 0 and fidelity > 0):
         raise InputError(
             f"edge_weight {edge_weight}, fidelity {fidelity}; expected 0 or more, and above 0"
         )

@@ -95,6 +95,9 @@ def halve_stride(classifier: Classifier) -> Classifier:
         for position, (child, module) in enumerate(convolutions)
         if module.stride == (2, 2)
     ]
+    after = copied.trunk[strided[-1].child + 1 :] if strided else ()
+    if any(isinstance(m, nn.MaxPool2d | nn.AvgPool2d) for layer in after for m in layer.modules()):
+        return copied
     last_stage = [entry for entry in strided if entry.child == strided[-1].child]
     for entry in last_stage:
         entry.convolution.stride = (1, 1)

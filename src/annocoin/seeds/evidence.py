@@ -28,7 +28,7 @@ def class_shares(regions: RegionSet, seeds: Seeds, labels: Sequence[int]) -> Ten
 
     The positive part of a class map relative to its maximum, its square root (maps are highest on
     the most discriminative part of an object), diffused up to the boundaries of the image; the
-    greatest value of a class is 1. A class without seeds has 0.
+    greatest value of a class is 1. A class without seeds or positive values has 0.
     """
     shares = torch.zeros(len(labels), regions.membership.shape[1])
     for row, label in zip(shares, labels, strict=True):
@@ -48,6 +48,8 @@ def region_evidence(regions: RegionSet, shares: Tensor) -> Tensor:
     Args:
         shares: from `class_shares`, [J, S].
     """
+    if not len(shares):
+        return torch.zeros(len(regions), 0)
     areas, members = regions.superpixel_areas.float(), regions.membership.float()
     inside = (members * areas) @ shares.T / regions.areas[:, None]
     rings = regions.rings() * areas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import cv2
 import numpy as np
@@ -19,6 +19,8 @@ from annocoin.seeds.class_maps import ClassMapper
 from annocoin.seeds.classifier import Classifier, find_peaks
 from annocoin.seeds.seed_set import Seeds
 from annocoin.types import Annotation, Box, Point, WeakLabel
+
+Responses = Literal["peaks", "maps"]
 
 SEED_SCALE = 1.4
 """Image size for seeds relative to training: larger images show smaller objects and more detail."""
@@ -36,6 +38,10 @@ class SeedOptions:
             classifier was trained with.
         threshold: peaks of a tag need at least this share of the probability of the best peak of
             their class in the image.
+        responses: of the seeds: "peaks", peak response maps by back-propagation; or "maps", the
+            positive part of the class map, in which then the peaks are found too (with shares of
+            its maximum instead of probabilities). Back-propagation costs several passes of the
+            network. "maps" needs `map_scales`.
         rule: of the back-propagation, see `PeakBackPropagation`.
         map_scales: sizes of the inputs for the class maps, relative to the size that the classifier
             was trained with; empty for the maps in which the peaks are found.
@@ -46,6 +52,7 @@ class SeedOptions:
 
     size: int | None = None
     threshold: float = 0.7
+    responses: Responses = "peaks"
     rule: RuleName = "conserving"
     map_scales: tuple[float, ...] = ()
     mirror: bool = True
@@ -55,6 +62,9 @@ class SeedOptions:
 
     def __post_init__(self) -> None:
         check_choice("rule", self.rule, get_args(RuleName))
+        check_choice("responses", self.responses, get_args(Responses))
+        if self.responses == "maps" and not self.map_scales:
+            raise InputError("responses maps without map_scales; expected scales, such as [1, 1.5]")
         check_positive("cell", self.cell)
         check_choice("precision", self.precision, get_args(Precision))
         if not all(0.1 <= scale <= 10 for scale in self.map_scales):
@@ -97,6 +107,8 @@ class Seeder:
         highest = max(annotation.distinct_labels, default=0)
         if highest > len(self.classes):
             raise InputError(f"class {highest}; the classifier has {len(self.classes)}")
+        if self.class_mapper is not None and self.options.responses == "maps":
+            return _seeds_of_maps(self.class_mapper(image), annotation, self.options.threshold)
         pixels = resize_longest_side(image, self.size)
         size = pixels.shape[1:]
         forward_pass = self.back_propagation(pixels.to(self.device))
@@ -121,6 +133,34 @@ class Seeder:
             responses=_downsample(responses, self.options.cell),
             maps=class_maps[classes],
         )
+
+
+def _seeds_of_maps(maps: Tensor, annotation: Annotation, threshold: float) -> Seeds:
+    """Seeds of class maps [C, h, w] alone: the response of a peak is the map's positive part."""
+    positive = maps.clamp(min=0)
+    shares = positive / positive.amax(dim=(1, 2), keepdim=True).clamp(min=1e-6)
+    # a map without positive values still has an order of its cells
+    log_odds = torch.logit(shares, eps=1e-6) + 1e-3 * maps.clamp(max=0)
+    cells = zip(maps.shape[1:], annotation.size, strict=True)
+    down, across = ((torch.arange(n) + 0.5) * (length / n) for n, length in cells)
+    peaks, points, annotation_index = select_peaks(log_odds, (down, across), annotation, threshold)
+    classes, rows, columns = peaks.T
+    responses = positive[classes]
+    for response, index, (_, row, column) in zip(responses, annotation_index, peaks, strict=True):
+        box = annotation[int(index)].box
+        if box is not None:
+            response *= _inside(box, down, across)
+        if not bool(response.any()):
+            response[row, column] = 1
+    return Seeds(
+        size=annotation.size,
+        labels=classes + 1,
+        points=points,
+        scores=maps[classes, rows, columns],
+        annotation_index=annotation_index,
+        responses=responses / responses.sum(dim=(1, 2), keepdim=True),
+        maps=maps[classes],
+    )
 
 
 class SelectedPeaks(NamedTuple):

@@ -1,0 +1,78 @@
+"""The alternating rounds of a run: the preset for photographs, and how networks start."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from annocoin import api
+from annocoin.data.loading import load_evaluation, load_weak
+from annocoin.engine import rounds
+from annocoin.prediction.networks import read_prediction
+from end_to_end.quick import QUICK, metrics, train
+from end_to_end.test_train import STAGES, precomputed_of, stage_folder, stages_of
+
+
+def test_the_cpu_preset_trains(scenes: Path, tmp_path: Path) -> None:
+    """With small networks: evidence from class maps, loss tables from detections."""
+    changes = {
+        **QUICK,
+        "classifier.backbone": "tiny",
+        "conditional.architecture.trunk": "tiny",
+        "prediction.architecture.backbone": "tiny",
+        "prediction.architecture.anchor_size": "20",
+        "prediction.architecture.max_size": "96",
+    }
+    weak = load_weak(scenes, "image", split="train")
+    truth = load_evaluation(scenes, split="train")
+    options: Any = {"changes": changes, "truth": truth, "jobs": 1, "log": lambda _: None}
+    run = api.train(weak, tmp_path / "run", "voc-cpu", **options)
+    assert run.config.conditional.evidence == run.config.conditional.training.targets == "maps"
+    assert run.config.conditional.tables == "detections"
+    assert stages_of(run.path) == STAGES
+    steps = [line for line in metrics(run.path) if line["stage"] == "final prediction"]
+    assert len(steps) == 4
+    assert len(api.label(run, weak, jobs=1)) == len(weak)
+    shutil.rmtree(stage_folder(run.path, "seeds"))
+    shutil.rmtree(stage_folder(run.path, "final-prediction"))
+    assert stages_of(api.train(weak, tmp_path / "run", "voc-cpu", **options).path) == STAGES
+
+
+@pytest.mark.parametrize("continued", [True, False])
+def test_the_prediction_network_of_a_round_continues_or_starts_anew(
+    runs: dict[str, Path],
+    scenes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    continued: bool,
+) -> None:
+    train_prediction = rounds.train_prediction
+    before, after, spans = [], [], []
+
+    def recorded(net: torch.nn.Module, *args: Any, **options: Any) -> Any:
+        before.append({name: value.clone() for name, value in net.state_dict().items()})
+        result = train_prediction(net, *args, **options)
+        after.append({name: value.clone() for name, value in net.state_dict().items()})
+        spans.append(options["span"])
+        return result
+
+    def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(value, second[name]) for name, value in first.items())
+
+    monkeypatch.setattr(rounds, "train_prediction", recorded)
+    changes = {"rounds": "2", "prediction.training.continued": str(continued).lower()}
+    precomputed = precomputed_of(runs["image"])
+    run = train(scenes, tmp_path / "run", changes=changes, precomputed=precomputed)
+    assert len(before) == len(after) == 3
+    assert not same(before[0], after[0])
+    for k in (1, 2):
+        assert same(before[k], after[k - 1]) == continued
+        assert same(before[k], before[0]) != continued
+    expected = [(0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 1)] if continued else [(0, 1)] * 3
+    assert [tuple(span) for span in spans] == [pytest.approx(span) for span in expected]
+    result, _ = read_prediction(run.path / "prediction.safetensors")
+    assert same(after[2], result.state_dict())
