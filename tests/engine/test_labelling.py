@@ -42,7 +42,6 @@ from annocoin.engine.randomness import generator_at
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError, Problems
 from annocoin.objective.task_loss import prediction_loss_table, restricted_loss_table
-from annocoin.prediction.detections import IOU_EXPONENT, detect_annotated
 from annocoin.prediction.networks import (
     PredictionArchitecture,
     build_network,
@@ -50,7 +49,7 @@ from annocoin.prediction.networks import (
     resize_shortest_side,
     write_prediction,
 )
-from annocoin.prediction.region_scoring import score_regions
+from annocoin.prediction.region_scoring import IOU_EXPONENT, detect_annotated, score_regions
 from annocoin.seeds.retrieval import retrieve
 from engine.worlds import Artefacts
 

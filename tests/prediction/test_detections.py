@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.models.detection import MaskRCNN
 
-from annocoin.prediction.detections import (
+from annocoin.prediction.networks import ResizedImage, resize_shortest_side
+from annocoin.prediction.predictor import Predictor
+from annocoin.prediction.region_scoring import (
     IOU_EXPONENT,
     MIN_SCORE,
     Detections,
     detect_annotated,
     detected_iou,
 )
-from annocoin.prediction.networks import ResizedImage, resize_shortest_side
-from annocoin.prediction.predictor import Predictor
 from annocoin.regions.region_set import RegionSet
 from annocoin.types import Instances
 from prediction.test_predictor import image

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annocoin.regions.diffusion import diffuse
 from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.evidence import (
     AREA_THRESHOLD,
     CONTRAST_WEIGHT,
     EXTENT_WEIGHT,
     class_shares,
+    diffuse,
     region_evidence,
     share_labels,
 )

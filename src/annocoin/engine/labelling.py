@@ -45,9 +45,8 @@ from annocoin.objective.task_loss import (
     prediction_loss_table,
     restricted_loss_table,
 )
-from annocoin.prediction.detections import detect_annotated, detected_iou
 from annocoin.prediction.networks import read_prediction, resize_shortest_side
-from annocoin.prediction.region_scoring import score_regions
+from annocoin.prediction.region_scoring import detect_annotated, detected_iou, score_regions
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.retrieval import retrieve
 from annocoin.seeds.seed_set import SeedFolder

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annocoin.errors import InputError
-from annocoin.regions.diffusion import diffuse
 from annocoin.regions.region_set import RegionSet
+from annocoin.seeds.evidence import diffuse
 from regions.test_region_set import pixel_sides
 from regions.worlds import World, worlds
 
