@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PRESETS = {
     "synthetic": "small images, minutes on a CPU",
-    "voc-cpu": "photographs, about an hour on a CPU",
+    "voc-cpu": "photographs, a few hours on a CPU",
     "voc-cpu-r50": "ResNet-50, for CPUs with bfloat16",
     "voc-r50": "the paper's Mask R-CNN, for GPUs",
     "voc-r101": "the same with ResNet-101",
