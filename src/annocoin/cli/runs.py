@@ -91,9 +91,7 @@ def train_command(
     group = init_distributed(devices=devices, nodes=nodes, device=device, precision=precision)
     log: Any = partial(print, flush=True) if group.is_main else (lambda line: None)
     if group.device.type == "cpu" and preset in options.GPU_PRESETS:
-        log(
-            f"{preset} is meant for GPUs; on this CPU it takes days, --preset voc-cpu a few hours"
-        )
+        log(f"{preset} is meant for GPUs; on this CPU it takes days, --preset voc-cpu a few hours")
     run = annocoin.train(
         weak, out, preset, rounds=rounds, seed=seed, changes=changes, weights=weights,
         more_images=further, more_tags=tags, precomputed=precomputed, truth=truth, group=group,
