@@ -83,7 +83,11 @@ class TrainedRun:
         return supervision
 
     def network(self, name: str) -> Path | None:
-        """The file of its "prediction", "conditional" or "classifier" network; None without one."""
+        """The file of a network, None without it.
+
+        Args:
+            name: "prediction", "teacher", "conditional" or "classifier".
+        """
         path = self._result["networks"].get(name)
         return None if path is None else self.path / path
 
@@ -305,7 +309,8 @@ def _pseudo_labels(
     classifier = precomputed.classifier or run.network("classifier")
     if precomputed.seeds is None and classifier is None:
         raise InputError(f"{run.path}: was trained with given seeds; pass --classifier FILE")
-    digests = [path and file_digest(path) for path in (run.network("prediction"), conditional)]
+    prediction = run.network("teacher") or run.network("prediction")
+    digests = [path and file_digest(path) for path in (prediction, conditional)]
     content: list[Any] = [METHOD_VERSION, dataset.digest(), *precomputed.digests(), *digests]
     content += [config.to_json(), classifier and file_digest(classifier)]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
@@ -327,7 +332,6 @@ def _pseudo_labels(
         return retrieve_labels(
             dataset, regions, seeds, folder / "labels", config.conditional, execution
         )
-    prediction = run.network("prediction")
     assert prediction is not None
     options = config.conditional
     prepared = prepare_images(dataset, regions, seeds, folder / "examples", options, execution)

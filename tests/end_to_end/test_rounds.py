@@ -17,8 +17,20 @@ from end_to_end.quick import QUICK, metrics, train
 from end_to_end.test_train import STAGES, precomputed_of, stage_folder, stages_of
 
 
-def test_the_cpu_preset_trains(scenes: Path, tmp_path: Path) -> None:
-    """With small networks: evidence from class maps, loss tables from detections."""
+def recorded(make_loss_tables: Any, networks: list[Path]) -> Any:
+    """The function, which appends the network of each call to a list."""
+
+    def make(dataset: Any, prepared: Any, network: Path, *args: Any) -> Any:
+        networks.append(network)
+        return make_loss_tables(dataset, prepared, network, *args)
+
+    return make
+
+
+def test_the_cpu_preset_trains(
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With small networks: class maps, loss tables from detections, a teacher."""
     changes = {
         **QUICK,
         "classifier.backbone": "tiny",
@@ -26,6 +38,12 @@ def test_the_cpu_preset_trains(scenes: Path, tmp_path: Path) -> None:
         "prediction.architecture.backbone": "tiny",
         "prediction.architecture.anchor_size": "20",
         "prediction.architecture.max_size": "96",
+        "teacher.architecture.backbone": "tiny",
+        "teacher.architecture.fpn_channels": "16",
+        "teacher.architecture.min_size": "64",
+        "teacher.architecture.max_size": "96",
+        "teacher.training.steps": "2",
+        "teacher.weights": "imagenet",
     }
     weak = load_weak(scenes, "image", split="train")
     truth = load_evaluation(scenes, split="train")
@@ -36,7 +54,14 @@ def test_the_cpu_preset_trains(scenes: Path, tmp_path: Path) -> None:
     assert stages_of(run.path) == STAGES
     steps = [line for line in metrics(run.path) if line["stage"] == "final prediction"]
     assert len(steps) == 4
-    assert len(api.label(run, weak, jobs=1)) == len(weak)
+    teacher = run.network("teacher")
+    assert teacher is not None
+    assert read_prediction(teacher)[1] == run.config.teacher.architecture
+    with monkeypatch.context() as patch:  # labels come from the teacher
+        used = []
+        patch.setattr(api, "make_loss_tables", recorded(api.make_loss_tables, used))
+        assert len(api.label(run, weak, jobs=1)) == len(weak)
+        assert used == [teacher]
     shutil.rmtree(stage_folder(run.path, "seeds"))
     shutil.rmtree(stage_folder(run.path, "final-prediction"))
     assert stages_of(api.train(weak, tmp_path / "run", "voc-cpu", **options).path) == STAGES

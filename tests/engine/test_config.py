@@ -190,6 +190,7 @@ def test_options_that_must_agree_change_together(is_reversed: bool) -> None:
         "prediction.weights": "classifier",
         "prediction.architecture.min_size": "1600",
         "prediction.architecture.max_size": "2000",
+        "teacher.architecture.backbone": "resnet101",
     }
     names = reversed(changes) if is_reversed else changes
     config = override(preset("voc-cpu", CLASSES), {name: changes[name] for name in names})
@@ -211,6 +212,7 @@ def from_classifier(monkeypatch: pytest.MonkeyPatch) -> str:
             classifier=classifier_options("mobilenet_v2"),
             conditional=dataclasses.replace(config.conditional, weights=FROM_CLASSIFIER),
             prediction=dataclasses.replace(config.prediction, weights=FROM_CLASSIFIER),
+            teacher=None,
         )
 
     monkeypatch.setitem(PRESETS, "from-classifier", build)
@@ -306,6 +308,32 @@ def test_the_resnet_of_the_cpu_preset_starts_from_the_classifier() -> None:
     assert config.prediction.architecture.backbone == config.classifier.backbone == "resnet50"
     assert config.prediction.weights == FROM_CLASSIFIER
     assert config.needs_classifier
+
+
+def test_a_teacher_is_an_option() -> None:
+    config = preset("voc-cpu", CLASSES)
+    assert config.teacher is not None
+    assert config.teacher.architecture.backbone == "resnet50"
+    assert config.trained_networks == ("conditional", "prediction", "teacher")
+    assert override(config, {"teacher.training.steps": "7"}).teacher.training.steps == 7
+    for without in (configure("voc-cpu", CLASSES, {"teacher": "null"}), config.without_rounds()):
+        assert without.teacher is None
+        assert without.trained_networks == ("conditional", "prediction")
+        assert Config.from_json(json.loads(json.dumps(without.to_json())), "c.json") == without
+    with pytest.raises(InputError, match="teacher has no options of its own"):
+        override(preset("voc-r50", CLASSES), {"teacher.training.steps": "7"})
+    with pytest.raises(InputError, match="say which option of it"):
+        override(config, {"prediction": "null"})
+
+
+def test_bad_teachers() -> None:
+    config = preset("voc-cpu", CLASSES)
+    for name in ("prediction", "teacher"):
+        with pytest.raises(InputError, match=rf"{name}.training.continued true; with a teacher"):
+            override(config, {f"{name}.training.continued": "true"})
+    other = preset("voc-cpu", ("sheep",)).teacher
+    with pytest.raises(InputError, match="other classes"):
+        dataclasses.replace(config, teacher=other)
 
 
 def test_only_networks_that_are_trained_need_weights(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import maskrcnn_loss, project_masks_on_boxes
 from torchvision.models.detection.rpn import concat_box_prediction_layers
+from torchvision.ops import box_iou
 
 from annocoin.engine.randomness import generator_at
 from annocoin.errors import InputError
@@ -323,6 +324,48 @@ def test_mask_weight() -> None:
     for name in once:
         factor = 3 if name in ("loss_mask", "mask_entropy") else 1
         torch.testing.assert_close(thrice[name], factor * once[name])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_likely_boxes_away_from_all_instances_are_not_background(seed: int) -> None:
+    net, targets = network(seed), one_sample(random_targets(seed, objects=1, present=1.0), 0)
+    corners = torch.cartesian_prod(torch.arange(0.0, 80, 12), torch.arange(0.0, 50, 12))
+    rois = torch.cat([boxes_near(targets.boxes, seed), torch.cat([corners, corners + 14], dim=1)])
+    anchors = some_anchors(net, targets, seed)
+    soft = SoftLosses(net, LossOptions(pointwise=True, background_max_score=0.1))
+    losses = losses_at(soft, targets, anchors, rois)
+    plain = losses_at(SoftLosses(net, POINTWISE), targets, anchors, rois)
+    assert losses["loss_objectness"] < plain["loss_objectness"]
+    for name in losses.keys() - {"loss_objectness", "loss_classifier"}:
+        assert losses[name] == plain[name]
+
+    images = image_batch(0)
+    with torch.no_grad():
+        pooled = net.roi_heads.box_roi_pool(
+            net.backbone(images.tensors), [rois], images.image_sizes
+        )
+        logits, _ = net.roi_heads.box_predictor(net.roi_heads.box_head(pooled))
+    annotated = sorted(set(targets.labels.tolist()))
+    total, dropped = 0.0, 0
+    for roi, probabilities in zip(rois, logits.softmax(dim=1), strict=True):
+        ious = [float(box_iou(roi[None], box[None])) for box in targets.boxes]
+        best = max(ious)
+        label = int(targets.labels[ious.index(best)]) if best >= 0.5 else 0
+        likely = sum(float(probabilities[c]) for c in annotated) > 0.1
+        if label == 0 and best < 0.1 and likely:
+            dropped += 1
+        else:
+            total -= math.log(float(probabilities[label]))
+    assert dropped
+    assert losses["loss_classifier"].item() == pytest.approx(total / len(rois), rel=1e-3)
+
+
+def test_an_image_without_instances_is_all_background() -> None:
+    images, targets = image_batch(0), [no_instances()]
+    options = LossOptions(anchors_per_image=32, rois_per_image=24, background_max_score=0.0)
+    every = SoftLosses(network(), FEW)(images, targets, [UNSCALED], [generator_at(0)])
+    same = SoftLosses(network(), options)(images, targets, [UNSCALED], [generator_at(0)])
+    assert every == same
 
 
 def test_class_agnostic_masks_are_those_of_equal_weights_for_all_classes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 import typing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -233,6 +234,8 @@ class Config:
     Args:
         regions, classifier, seeds: of the first stages.
         conditional, prediction: the two networks.
+        teacher: the prediction network of the rounds, if it is another one than that of the result;
+            only its labels are used. None for the same.
         rounds: R, alternating rounds; 0 trains the prediction network once on the regions that
             are retrieved for the seeds (as WISE does).
         gamma: of the dissimilarity coefficient: the weight of the conditional distribution's self
@@ -245,6 +248,7 @@ class Config:
     seeds: SeedOptions
     conditional: ConditionalConfig
     prediction: PredictionConfig
+    teacher: PredictionConfig | None = None
     rounds: int = 4
     gamma: float = GAMMA
     seed: int = 0
@@ -256,16 +260,31 @@ class Config:
                 f"regions.source {self.regions.source}: import the regions with `annocoin regions "
                 "--from` and pass them with --regions"
             )
-        if FROM_CLASSIFIER in (self.conditional.weights, self.prediction.weights):
-            self._check_backbones()
+        if self.teacher is not None:
+            self._check_teacher(self.teacher)
+        self._check_backbones()
+
+    def _check_teacher(self, teacher: PredictionConfig) -> None:
+        """Raise unless the result can be trained apart from the rounds."""
+        if teacher.architecture.classes != self.classes:
+            raise InputError("the teacher has other classes than the prediction network")
+        for name in ("teacher", "prediction"):
+            if getattr(self, name).training.continued:
+                raise InputError(
+                    f"{name}.training.continued true; with a teacher, each training starts anew: "
+                    "expected false, or --set teacher=null"
+                )
 
     def _check_backbones(self) -> None:
         """Raise if a network starts from a classifier with another backbone."""
         expected = (self.classifier.backbone, self.classifier.stride_in_1x1)
-        conditional, prediction = self.conditional, self.prediction.architecture
+        conditional = self.conditional
         backbones = {
             "conditional": (conditional.encoder, conditional.architecture.stride_in_1x1),
-            "prediction": (prediction.backbone, prediction.stride_in_1x1),
+            **{
+                name: (network.architecture.backbone, network.architecture.stride_in_1x1)
+                for name, network in self.prediction_networks.items()
+            },
         }
         for name, backbone in backbones.items():
             if getattr(self, name).weights == FROM_CLASSIFIER and backbone != expected:
@@ -278,8 +297,19 @@ class Config:
     @property
     def needs_classifier(self) -> bool:
         """Whether a network that is trained starts from the classifier."""
-        used = (self.prediction.weights, self.conditional.weights if self.rounds else None)
-        return FROM_CLASSIFIER in used
+        names = self.trained_networks if self.rounds else ("prediction",)
+        return FROM_CLASSIFIER in [getattr(self, name).weights for name in names]
+
+    @property
+    def prediction_networks(self) -> dict[str, PredictionConfig]:
+        """The options of the prediction network and of the teacher, if there is one, by name."""
+        networks = {"prediction": self.prediction, "teacher": self.teacher}
+        return {name: network for name, network in networks.items() if network is not None}
+
+    @property
+    def trained_networks(self) -> tuple[str, ...]:
+        """The names of all networks but the classifier."""
+        return ("conditional", *self.prediction_networks)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -294,7 +324,8 @@ class Config:
     def without_rounds(self) -> Config:
         """The same number of steps of the prediction network in a single training."""
         training = replace(self.prediction.training, final_steps=self.prediction_steps)
-        return replace(self, rounds=0, prediction=replace(self.prediction, training=training))
+        prediction = replace(self.prediction, training=training)
+        return replace(self, rounds=0, prediction=prediction, teacher=None)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -313,6 +344,8 @@ class Config:
 
 def _build(kind: Any, content: Any) -> Any:
     """A dataclass from what `asdict` and JSON made of it."""
+    if isinstance(kind, types.UnionType) and content is not None:
+        kind = next(filter(dataclasses.is_dataclass, typing.get_args(kind)), kind)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         return kind(**{name: _build(hints[name], value) for name, value in content.items()})  # type: ignore[operator]

@@ -16,7 +16,7 @@ from annocoin.backbones import IMAGENET, SCRATCH, TINY
 from annocoin.engine.config import FROM_CLASSIFIER, ClassifierOptions, Config
 from annocoin.errors import InputError
 
-NETWORKS = ("classifier", "conditional network", "prediction network")
+NETWORKS = ("classifier", "conditional network", "prediction network", "teacher network")
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def override(config: T, assignments: Mapping[str, str], prefix: str = "") -> T:
             nested.setdefault(first, {})[rest] = text
         elif rest:
             raise InputError(f"--set {name}: {first} has no options of its own")
-        elif dataclasses.is_dataclass(value):
+        elif dataclasses.is_dataclass(value) and not (text == "null" and _optional(hints[first])):
             parts = ", ".join(item.name for item in dataclasses.fields(value))
             raise InputError(f"--set {name}: say which option of it: {parts}")
         else:
@@ -81,6 +81,10 @@ def _parse(text: str, hint: Any, name: str) -> Any:
     if any(kind is str or typing.get_origin(kind) is Literal for kind in hints):
         return text
     raise InputError(f"--set {name}={text}: expected {getattr(hint, '__name__', hint)}")
+
+
+def _optional(hint: Any) -> bool:
+    return type(None) in typing.get_args(hint)
 
 
 def _is_number(value: Any) -> bool:
@@ -120,7 +124,7 @@ def weights_folder(config: Config, folder: Path, networks: Collection[str] = NET
             )
         return {"weights": str(min(paths))}, "stride1x1" in min(paths).name
 
-    classifier, conditional, prediction = config.classifier, config.conditional, config.prediction
+    classifier, conditional = config.classifier, config.conditional
     new, in_1x1 = changes(classifier.backbone, classifier.weights, "classifier")
     if new:
         config = use_classifier(config, replace(classifier, **new, stride_in_1x1=in_1x1))
@@ -129,31 +133,31 @@ def weights_folder(config: Config, folder: Path, networks: Collection[str] = NET
         architecture = replace(conditional.architecture, stride_in_1x1=in_1x1)
         conditional = replace(conditional, architecture=architecture, **new)
         config = replace(config, conditional=conditional)
-    new, in_1x1 = changes(
-        prediction.architecture.backbone, prediction.weights, "prediction network"
-    )
-    if new:
-        network = replace(prediction.architecture, stride_in_1x1=in_1x1)
-        config = replace(config, prediction=replace(prediction, architecture=network, **new))
+    for name, prediction in config.prediction_networks.items():
+        backbone = prediction.architecture.backbone
+        new, in_1x1 = changes(backbone, prediction.weights, f"{name} network")
+        if new:
+            network = replace(prediction.architecture, stride_in_1x1=in_1x1)
+            new_networks: Any = {name: replace(prediction, architecture=network, **new)}
+            config = replace(config, **new_networks)
     return config
 
 
 def use_classifier(config: Config, classifier: ClassifierOptions) -> Config:
     """The configuration with another classifier; networks that start from it follow its strides."""
-    conditional, prediction = config.conditional, config.prediction
-    in_1x1 = classifier.stride_in_1x1
-    if conditional.weights == FROM_CLASSIFIER:
-        trunk = replace(conditional.architecture, stride_in_1x1=in_1x1)
-        conditional = replace(conditional, architecture=trunk)
-    if prediction.weights == FROM_CLASSIFIER:
-        network = replace(prediction.architecture, stride_in_1x1=in_1x1)
-        prediction = replace(prediction, architecture=network)
-    return replace(config, classifier=classifier, conditional=conditional, prediction=prediction)
+    changes: dict[str, Any] = {"classifier": classifier}
+    for name in config.trained_networks:
+        network = getattr(config, name)
+        if network.weights == FROM_CLASSIFIER:
+            strides = {"stride_in_1x1": classifier.stride_in_1x1}
+            architecture = replace(network.architecture, **strides)
+            changes[name] = replace(network, architecture=architecture)
+    return replace(config, **changes)
 
 
 def check_weight_files(config: Config) -> None:
     """Raise if a file of weights does not exist, before any work is done."""
-    for name in ("classifier", "conditional", "prediction"):
+    for name in ("classifier", *config.trained_networks):
         weights = getattr(config, name).weights
         if weights not in (IMAGENET, SCRATCH, FROM_CLASSIFIER) and not Path(weights).is_file():
             raise InputError(

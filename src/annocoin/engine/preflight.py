@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from annocoin.backbones import SCRATCH
 from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.conditional_dataset import with_artefacts
-from annocoin.engine.config import Config
+from annocoin.engine.config import Config, PredictionConfig
 from annocoin.engine.image_stages import CLASSIFIER_FILE, classifier_architecture, with_regions
 from annocoin.engine.overrides import check_weight_files, use_classifier
 from annocoin.errors import InputError, Problems
@@ -102,8 +103,9 @@ def check_architectures(config: Config) -> None:
         config.classes, options.backbone, options.stride_in_1x1, options.size
     )
     built(lambda weights: Classifier(classifier, weights), options.weights)
-    prediction, conditional = config.prediction, config.conditional
-    built(lambda weights: build_network(prediction.architecture, weights), prediction.weights)
+    conditional = config.conditional
+    for network in config.prediction_networks.values():
+        built(partial(build_network, network.architecture), network.weights)
     if config.rounds:
         built(
             lambda weights: ConditionalNetwork(conditional.architecture, weights),
@@ -125,8 +127,7 @@ def plan(
 ) -> list[str]:
     """The stages of a run and their sizes, a line each."""
     images, training = len(dataset), config.prediction.training
-    architecture = config.prediction.architecture
-    network = f"Mask R-CNN, {architecture.backbone} at {architecture.min_size} pixels"
+    network, teacher = _title(config.prediction), config.teacher or config.prediction
     single = f"{network}: {config.prediction_steps} steps of {training.batch_size} images"
     lines = [f"{images} images, {len(dataset.classes)} classes, supervision {dataset.supervision}"]
 
@@ -152,11 +153,17 @@ def plan(
     add("conditional", f"{trunk}: {steps}, from the seeds")
     add(
         f"{config.rounds} rounds",
-        f"{conditional.samples} samples of {images} images; {network}: {training.steps} steps of "
-        f"{training.batch_size}; tables of {images} images; conditional: {conditional.steps} steps",
+        f"{conditional.samples} samples of {images} images; {_title(teacher)}: "
+        f"{teacher.training.steps} steps of {teacher.training.batch_size}; "
+        f"tables of {images} images; conditional: {conditional.steps} steps",
     )
-    add("final", f"samples; prediction: {training.final_steps} steps")
+    add("final", f"samples; {network}: {training.final_steps} steps")
     return lines
+
+
+def _title(network: PredictionConfig) -> str:
+    architecture = network.architecture
+    return f"Mask R-CNN, {architecture.backbone} at {architecture.min_size} pixels"
 
 
 def _check_file_names(dataset: WeakDataset) -> None:

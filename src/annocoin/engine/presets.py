@@ -70,7 +70,34 @@ def synthetic(classes: Classes) -> Config:
 
 
 def voc_cpu(classes: Classes) -> Config:
-    """Photographs on two cores: class maps of a ResNet-50, a MobileNetV2 that predicts."""
+    """Photographs on two cores: a ResNet-50 labels them, a MobileNetV2 learns from its labels."""
+    prediction = PredictionConfig(
+        PredictionArchitecture(
+            classes,
+            "mobilenet_v2",
+            min_size=224,
+            max_size=352,
+            fpn_channels=64,
+            representation_size=1024,
+            mask_layers=2,
+            anchor_size=24,
+            rpn_top_n=300,
+            detections_per_image=50,
+            mask_sampling_ratio=1,
+        ),
+        LossOptions(
+            anchors_per_image=128, rois_per_image=64, pointwise=True, class_agnostic_masks=True
+        ),
+        PredictionTraining(
+            steps=900,
+            final_steps=1500,
+            continued=False,
+            lr=1e-3,
+            backbone_lr_factor=0.1,
+            frozen_layers=7,
+            scale_range=(0.8, 1.1),
+        ),
+    )
     return Config(
         regions=RegionOptions(),
         classifier=classifier_options(
@@ -88,33 +115,8 @@ def voc_cpu(classes: Classes) -> Config:
             evidence="maps",
             tables="detections",
         ),
-        prediction=PredictionConfig(
-            PredictionArchitecture(
-                classes,
-                "mobilenet_v2",
-                min_size=224,
-                max_size=352,
-                fpn_channels=64,
-                representation_size=1024,
-                mask_layers=2,
-                anchor_size=24,
-                rpn_top_n=300,
-                detections_per_image=50,
-                mask_sampling_ratio=1,
-            ),
-            LossOptions(
-                anchors_per_image=128, rois_per_image=64, pointwise=True, class_agnostic_masks=True
-            ),
-            PredictionTraining(
-                steps=900,
-                final_steps=1500,
-                continued=False,
-                lr=1e-3,
-                backbone_lr_factor=0.1,
-                frozen_layers=7,
-                scale_range=(0.8, 1.1),
-            ),
-        ),
+        prediction=prediction,
+        teacher=_resnet50(prediction),
         rounds=2,
     )
 
@@ -122,7 +124,6 @@ def voc_cpu(classes: Classes) -> Config:
 def voc_cpu_r50(classes: Classes) -> Config:
     """The same with a ResNet-50, for processors with bfloat16 (AMX, AVX-512 BF16)."""
     small = voc_cpu(classes)
-    architecture, training = small.prediction.architecture, small.prediction.training
     return replace(
         small,
         classifier=replace(small.classifier, precision="bf16"),
@@ -132,14 +133,24 @@ def voc_cpu_r50(classes: Classes) -> Config:
             architecture=replace(small.conditional.architecture, size=256),
             training=replace(small.conditional.training, initial_steps=300, steps=60),
         ),
-        prediction=replace(
-            small.prediction,
-            weights=FROM_CLASSIFIER,
-            architecture=replace(
-                architecture, backbone="resnet50", min_size=256, max_size=448, fpn_channels=96
-            ),
-            training=replace(training, lr=5e-4, frozen_layers=6),
+        prediction=_resnet50(small.prediction),
+        teacher=None,
+    )
+
+
+def _resnet50(prediction: PredictionConfig) -> PredictionConfig:
+    """A network of `voc_cpu` with the classifier's ResNet-50 as its backbone."""
+    return replace(
+        prediction,
+        weights=FROM_CLASSIFIER,
+        architecture=replace(
+            prediction.architecture,
+            backbone="resnet50",
+            min_size=256,
+            max_size=448,
+            fpn_channels=96,
         ),
+        training=replace(prediction.training, lr=5e-4, frozen_layers=6),
     )
 
 
@@ -288,10 +299,13 @@ def configure(
     if changes.get("rounds") == "0":
         raise InputError("rounds=0: use --rounds 0, which keeps the number of steps")
     backbone = changes.get("classifier.backbone", config.classifier.backbone)
-    options = {"conditional": "architecture.trunk", "prediction": "architecture.backbone"}
-    for part, option in options.items():
+    for part in config.trained_networks:
         key, default = f"{part}.weights", getattr(config, part)
-        encoder = changes.get(f"{part}.{option}", _backbone_of(default)).removeprefix("unet-")
+        option = "trunk" if part == "conditional" else "backbone"
+        encoder = changes.get(f"{part}.architecture.{option}", _backbone_of(default))
+        encoder = encoder.removeprefix("unet-")
+        if part in changes:  # --set teacher=null
+            continue
         if default.weights == FROM_CLASSIFIER and encoder != backbone:
             changes.setdefault(key, IMAGENET)
     config = override(config, changes)

@@ -21,7 +21,7 @@ from annocoin.engine.conditional_dataset import (
     prepare_images,
 )
 from annocoin.engine.conditional_training import train_direct_loss, train_from_seeds
-from annocoin.engine.config import FROM_CLASSIFIER, Config
+from annocoin.engine.config import FROM_CLASSIFIER, Config, PredictionConfig
 from annocoin.engine.distribution import single_process
 from annocoin.engine.image_stages import (
     CLASSIFIER_FILE,
@@ -43,8 +43,7 @@ from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.seed_set import SeedFolder
 from annocoin.types import ImageId, Instances
 
-CONDITIONAL_FILE = "conditional.safetensors"
-PREDICTION_FILE = "prediction.safetensors"
+CONDITIONAL_FILE, PREDICTION_FILE = "conditional.safetensors", "prediction.safetensors"
 FILES = "files"
 
 Labels = Mapping[ImageId, PseudoLabels]
@@ -157,20 +156,22 @@ class _Rounds:
         return self.alternate(self.train_from_seeds(self.prepare(seeds)))
 
     def alternate(self, conditional: Stage) -> Stage:
-        training = self.config.prediction.training
+        teacher = self.config.teacher or self.config.prediction
         prediction: Stage | None = None
         tables: Stage | None = None
         for number in range(1, self.config.rounds + 1):
             name = f"round {number}"
             samples = self.draw_samples(f"{name}, samples", conditional, tables)
             prediction = self.train_prediction(
-                f"{name}, prediction", samples, None, training.steps, prediction
+                f"{name}, prediction", samples, None, teacher.training.steps, prediction, teacher
             )
             tables = self.score_regions(f"{name}, tables", prediction)
             conditional = self.train_conditional(f"{name}, conditional", conditional, tables)
         samples = self.draw_samples("final samples", conditional, tables)
         self.networks["conditional"] = conditional.folder / CONDITIONAL_FILE
-        steps = training.final_steps
+        if self.config.teacher and prediction:
+            self.networks["teacher"] = prediction.folder / PREDICTION_FILE
+        steps = self.config.prediction.training.final_steps
         return self.train_prediction("final prediction", samples, None, steps, prediction)
 
     def train_classifier(self, data: Stage) -> Stage | None:
@@ -300,21 +301,23 @@ class _Rounds:
         labels: Labels | None,
         steps: int,
         previous: Stage | None = None,
+        config: PredictionConfig | None = None,
     ) -> Stage:
         """The prediction network on pseudo labels; see `PredictionTraining.continued`.
 
         Args:
             source: the stage with the pseudo labels, unless `labels` are passed.
+            config: of the network, default that of the result.
         """
-        config, span = self.config.prediction, (0.0, 1.0)
+        config, span = config or self.config.prediction, (0.0, 1.0)
         if config.training.continued:
             done, self.prediction_steps = self.prediction_steps, self.prediction_steps + steps
             total = self.config.prediction_steps
             span = (done / total, self.prediction_steps / total)
         else:
             previous = None
-        training = replace(config.training, steps=1, final_steps=1)  # `steps` and `span` say that
-        options = self._options(replace(config, training=training))
+        others = replace(config.training, steps=1, final_steps=1)  # `steps` and `span` say that
+        options = self._options(replace(config, training=others))
         options |= {"steps": steps, "span": span, "gamma": self.config.gamma}
         weights, inputs = self._initial_weights(config.weights)
         stage = self.run.stage(name, options, source, *((previous,) if previous else inputs))

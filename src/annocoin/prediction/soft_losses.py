@@ -20,6 +20,7 @@ from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 from torchvision.models.detection.rpn import concat_box_prediction_layers
+from torchvision.ops import box_iou
 
 from annocoin.errors import InputError, check_positive
 from annocoin.objective.diversity import GAMMA, class_entropy, mask_entropy
@@ -30,6 +31,9 @@ from annocoin.prediction.soft_targets import (
     sample_anchors,
     sample_rois,
 )
+
+AWAY_IOU = 0.1
+"""A box is away from an instance if their IoU is lower; else it may show only a part of it."""
 
 SMOOTH_L1_BETA = 1 / 9
 """Where the loss of boxes changes from quadratic to linear, as in torchvision."""
@@ -50,6 +54,10 @@ class LossOptions:
         mask_weight: weight of the mask losses. More than 1 helps with true masks; with noisy ones
             it harms the classification.
         class_agnostic_masks: predict one mask for all classes, see `make_masks_class_agnostic`.
+        background_max_score: boxes away from all instances to which the network gives a higher
+            score are not background in the losses: they may be objects without a label. For RoIs
+            it is the probability of the annotated classes, for anchors the objectness. 1 is Mask
+            R-CNN's loss.
     """
 
     anchors_per_image: int = 256
@@ -59,11 +67,12 @@ class LossOptions:
     pointwise: bool = False
     mask_weight: float = 1.0
     class_agnostic_masks: bool = False
+    background_max_score: float = 1.0
 
     def __post_init__(self) -> None:
         check_positive("anchors_per_image", self.anchors_per_image)
         check_positive("rois_per_image", self.rois_per_image)
-        for name in ("positive_anchor_fraction", "positive_roi_fraction"):
+        for name in ("positive_anchor_fraction", "positive_roi_fraction", "background_max_score"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} {getattr(self, name)}; expected 0 to 1")
         if self.mask_weight < 0:
@@ -147,13 +156,24 @@ class SoftLosses(nn.Module):
             chosen, matches = sample_anchors(matches, limit, max_positive, generator)
             count = max(1, len(chosen)) * len(targets)
             rows = i * len(anchors[i]) + chosen
-            scores, foreground = logits[rows, 0], matches.instances.sum(dim=1)
-            losses = foreground * F.softplus(-scores) + matches.background * F.softplus(scores)
+            boxes, scores = anchors[i][chosen], logits[rows, 0]
+            foreground = matches.instances.sum(dim=1)
+            background = self._background(scores.detach().sigmoid(), boxes, matches, target)
+            losses = foreground * F.softplus(-scores) + background * F.softplus(scores)
             classification = classification + losses.sum() / count
-            boxes = anchors[i][chosen]
             losses = _box_regression(deltas[rows, None], boxes, matches, target, rpn.box_coder)
             regression = regression + losses.sum() / count
         return proposals, {"loss_objectness": classification, "loss_rpn_box_reg": regression}
+
+    def _background(
+        self, scores: Tensor, boxes: Tensor, matches: MatchWeights, targets: SoftTargets
+    ) -> Tensor:
+        """The weights of boxes [N, 4] with scores [N] as background, [N]."""
+        likely = scores > self.options.background_max_score
+        if not len(targets) or not bool(likely.any()):  # without labels there are no objects
+            return matches.background
+        away = box_iou(boxes, targets.boxes.to(boxes)).amax(dim=1) < AWAY_IOU
+        return matches.background.masked_fill(likely & away, 0)
 
     @torch.no_grad()
     def _sample_rois(
@@ -184,7 +204,8 @@ class SoftLosses(nn.Module):
         ):
             count = max(1, len(boxes)) * len(rois)
             probabilities = torch.zeros_like(logs)
-            probabilities[:, 0] = matches.background
+            scores = logs.detach().exp()[:, targets.labels.unique()].sum(dim=1)
+            probabilities[:, 0] = self._background(scores, boxes, matches, targets)
             probabilities.index_add_(1, targets.labels, matches.instances)
             classification = classification - (probabilities * logs).sum() / count
             entropy = entropy + class_entropy(logs).sum() / count
