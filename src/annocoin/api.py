@@ -27,11 +27,12 @@ from annocoin.engine.conditional_dataset import prepare_images
 from annocoin.engine.config import Config
 from annocoin.engine.distribution import AUTO, ProcessGroup, open_device, single_process
 from annocoin.engine.image_stages import Execution, make_regions, make_seeds
+from annocoin.engine.label_quality import Measurement
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
 from annocoin.engine.preflight import Precomputed
 from annocoin.engine.presets import configure
 from annocoin.engine.pseudo_labels import PseudoLabelFolder
-from annocoin.engine.rounds import Measurement, train_run
+from annocoin.engine.rounds import train_run
 from annocoin.engine.run_directory import LOCK, METHOD_VERSION, RESULT, Log, check_format, is_run
 from annocoin.errors import InputError, Problems, brief
 from annocoin.evaluation.evaluator import THRESHOLDS, evaluate

@@ -115,8 +115,11 @@ def check_architectures(config: Config) -> None:
 
 def trains_classifier(config: Config, dataset: WeakDataset, precomputed: Precomputed) -> bool:
     """Whether the run trains a classifier: for the seeds, or as initial weights of a network."""
-    for_seeds = precomputed.seeds is None and not dataset.fully_masked
-    return precomputed.classifier_file is None and (for_seeds or config.needs_classifier)
+    if precomputed.classifier_file is not None:
+        return False
+    if dataset.fully_masked:
+        return config.without_rounds().needs_classifier
+    return precomputed.seeds is None or config.needs_classifier
 
 
 def plan(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,12 @@ from annocoin.engine.image_stages import (
     make_regions,
     make_seeds,
 )
+from annocoin.engine.label_quality import (
+    Measurement,
+    check_class_sizes,
+    check_masks,
+    check_tag_map,
+)
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
 from annocoin.engine.prediction_training import labels_from_masks, train_prediction
 from annocoin.engine.preflight import Precomputed, check_before_work, plan, trains_classifier
@@ -41,27 +47,12 @@ from annocoin.files import file_digest, write_bytes
 from annocoin.prediction.networks import build_network, read_prediction, write_prediction
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.seed_set import SeedFolder
-from annocoin.types import ImageId, Instances
+from annocoin.types import ImageId
 
 CONDITIONAL_FILE, PREDICTION_FILE = "conditional.safetensors", "prediction.safetensors"
 FILES = "files"
 
 Labels = Mapping[ImageId, PseudoLabels]
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Measures pseudo labels with true masks; nothing is learned from it.
-
-    Args:
-        figures: of instances by image id.
-        digest: of the true masks.
-        images: number of images with true masks.
-    """
-
-    figures: Callable[[Mapping[ImageId, Instances]], dict[str, float]]
-    digest: str
-    images: int
 
 
 def train_run(
@@ -99,6 +90,8 @@ def train_run(
             run.log(line)
         if measurement is not None and measurement.images < len(dataset):
             run.log(f"pseudo labels are measured on {measurement.images} of {len(dataset)} images")
+        for line in () if dataset.fully_masked else check_class_sizes(tagged):
+            run.log(line)
         rounds = _Rounds(run, dataset, tagged, config, precomputed, measurement, execution)
         rounds.networks["prediction"] = rounds.all().folder / PREDICTION_FILE
         run.finish(
@@ -190,6 +183,8 @@ class _Rounds:
         else:
             return None
         self.run.do(stage, work)
+        for line in check_tag_map(stage.record.get("figures", {}).get("tag_map", 1.0)):
+            self.run.log(line)
         self.networks["classifier"] = stage.folder / CLASSIFIER_FILE
         return stage
 
@@ -407,14 +402,10 @@ class _Rounds:
             write_conditional(stage.folder / CONDITIONAL_FILE, net)
 
     def _measure(self, stage: Stage) -> None:
-        """Measure a stage's pseudo labels, also where they were made before."""
-        if (measurement := self.measurement) is None:
-            return
-        labels = PseudoLabelFolder(stage.folder)
-        self.run.measure(
-            stage,
-            lambda: measurement.figures(
-                {image_id: x.consensus_instances() for image_id, x in labels.items()}
-            ),
-            measurement.digest,
-        )
+        """Check a stage's pseudo labels, and measure them, also where they were made before."""
+        folder = PseudoLabelFolder(stage.folder)
+        labels = {image_id: each.consensus_instances() for image_id, each in folder.items()}
+        for line in check_masks(labels.values()):
+            self.run.log(line)
+        if (measurement := self.measurement) is not None:
+            self.run.measure(stage, lambda: measurement.figures(labels), measurement.digest)
