@@ -362,11 +362,12 @@ def _measurement(truth: EvaluationDataset, dataset: WeakDataset, problems: Probl
                 f"{source}: true masks of {len(kept)} of {len(training)} images; use --skip-bad to "
                 "measure with those, or leave --measure out"
             )
-    subset = EvaluationDataset(replace(truth.labelled, images=kept, splits={}))
     known = {image.image_id for image in kept}
 
     def figures(labels: Mapping[ImageId, Instances]) -> dict[str, float]:
         measured = {image_id: labels[image_id] for image_id in labels if image_id in known}
+        images = tuple(image for image in kept if image.image_id in measured)
+        subset = EvaluationDataset(replace(truth.labelled, images=images, splits={}))
         result = evaluate(measured, subset, thresholds=THRESHOLDS)
         return {
             **{f"map@{threshold:g}": value for threshold, value in result.mean.items()},

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from annocoin import api
 from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.errors import InputError
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_classifier
@@ -97,7 +98,8 @@ def test_more_images_take_part_in_every_stage(
     run = tmp_path / "run"
     grey = tagged_picture(tmp_path / "grey", "grey.png", load_weak(scenes).classes[0])
     further = ("--more-images", more, "--more-images", grey)
-    command = ("train", scenes, "--split", "train", "--out", run, *ARGUMENTS, *further)
+    every = ("--set", "prediction.training.steps=6", "--set", "prediction.training.final_steps=6")
+    command = ("train", scenes, "--split", "train", "--out", run, *ARGUMENTS, *further, *every)
     outcome = annocoin(*command, "--measure")
     assert outcome.code == 0, outcome.err
     assert "11 images, 6 classes, supervision image" in outcome.out
@@ -116,6 +118,24 @@ def test_more_images_take_part_in_every_stage(
     folders = {path.parent.name for path in (run / "labelling").glob("*/*/*.npz")}
     assert folders == {"examples", "tables", "labels"}, "regions and seeds are those of the run"
     assert len(load_labelled(tmp_path / "l.json")) == 7
+
+
+def test_only_images_that_a_training_sees_are_computed(
+    scenes: Path, more: Path, tmp_path: Path
+) -> None:
+    """Three steps of two images in the round and four in the last training, of 10 images."""
+    changes = {"prediction.training.steps": "3", "prediction.training.final_steps": "4"}
+    options: Any = {"changes": changes, "more_images": load_weak(more, "image")}
+    truth = load_evaluation(scenes, split="train")
+    run = train(scenes, tmp_path / "run", truth=truth, **options)
+    expected = {"regions": 8, "seeds": 8, "examples": 8, "round-1-samples": 6, "round-1-tables": 8}
+    for stage, count in {**expected, "final-samples": 8}.items():
+        assert files_of(run.path, stage) == count, stage
+    measured = [line for line in metrics(run.path) if "map@0.5" in line]
+    assert [line["stage"] for line in measured] == ["round 1, samples", "final samples"]
+    weak = load_weak(scenes, "image", split="train")
+    assert not run.precomputed_for(weak)  # some of its images have no regions
+    assert len(api.label(run, weak, jobs=1)) == len(weak)
 
 
 def test_measuring_needs_the_masks_of_the_main_dataset(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar, get_args, overload
@@ -193,6 +193,10 @@ class WeakDataset(_Images[WeakImage]):
         """Whether there are weak labels, and all have a mask."""
         kinds = {kind for image in self for kind in image.annotation.kinds}
         return kinds == {"mask"}
+
+    def subset(self, image_ids: Collection[ImageId]) -> WeakDataset:
+        """The images with these ids."""
+        return replace(self, images=tuple(i for i in self.images if i.image_id in image_ids))
 
     def digest(self) -> str:
         """A digest of the annotations, and of the images by name and size."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
 
 from annocoin.data.dataset import WeakDataset, WeakImage
-from annocoin.engine.config import PredictionConfig
+from annocoin.engine.config import Config, PredictionConfig
 from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.engine.randomness import generator_at, seed_of
 from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
@@ -81,6 +82,46 @@ def train_prediction(
     if config.losses.class_agnostic_masks:
         make_masks_class_agnostic(net)
     net.eval()
+
+
+class RoundImages:
+    """The images that each round needs: as many as its training sees, others in other rounds.
+
+    What images need is computed for these only, so that a large dataset costs no more than its
+    trainings can use.
+    """
+
+    def __init__(self, dataset: WeakDataset, config: Config, world_size: int = 1) -> None:
+        self.dataset, self.seed = dataset, config.seed
+        of_round = (config.teacher or config.prediction).training
+        last = config.prediction.training
+        self.seen = [of_round.steps * of_round.batch_size * world_size] * config.rounds
+        self.seen.append(last.final_steps * last.batch_size * world_size)
+
+    def of_round(self, number: int) -> WeakDataset:
+        """The images of a round, 1..R, or of the last training, R + 1.
+
+        Rounds take one part after the other of a random order of the images, and start again at its
+        end; the last training takes the first ones.
+        """
+        count, total = self.seen[number - 1], len(self.dataset)
+        if count >= total:
+            return self.dataset
+        first = sum(self.seen[: number - 1]) if number < len(self.seen) else 0
+        order = torch.randperm(total, generator=generator_at(self.seed, "images of rounds"))
+        chosen = order[torch.arange(first, first + count) % total].tolist()
+        return self.dataset.subset({self.dataset.images[i].image_id for i in chosen})
+
+    @cached_property
+    def used(self) -> WeakDataset:
+        """The images of any round."""
+        parts = [self.of_round(number + 1) for number in range(len(self.seen))]
+        used = {image.image_id for part in parts for image in part}
+        return self.dataset if len(used) == len(self.dataset) else self.dataset.subset(used)
+
+    def option(self, images: WeakDataset) -> dict[str, str]:
+        """What a stage depends on if it processes only a part of the dataset."""
+        return {} if len(images) == len(self.dataset) else {"images": images.digest()}
 
 
 def labels_from_masks(dataset: WeakDataset, problems: Problems) -> dict[ImageId, PseudoLabels]:

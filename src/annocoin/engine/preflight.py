@@ -17,6 +17,7 @@ from annocoin.engine.conditional_dataset import with_artefacts
 from annocoin.engine.config import Config, PredictionConfig
 from annocoin.engine.image_stages import CLASSIFIER_FILE, classifier_architecture, with_regions
 from annocoin.engine.overrides import check_weight_files, use_classifier
+from annocoin.engine.prediction_training import RoundImages
 from annocoin.errors import InputError, Problems
 from annocoin.files import file_digest
 from annocoin.prediction.networks import build_network
@@ -143,12 +144,13 @@ def plan(
     if dataset.fully_masked:
         add("prediction", single)
         return lines
+    used = len(RoundImages(dataset, config).used)
     if precomputed.regions is None:
-        add("regions", f"of {images} images")
+        add("regions", f"of {used} images")
     if precomputed.seeds is None:
-        add("seeds", f"of {images} images")
+        add("seeds", f"of {used} images")
     if config.rounds == 0:
-        add("labels", f"regions retrieved for the seeds of {images} images")
+        add("labels", f"regions retrieved for the seeds of {used} images")
         add("prediction", single)
         return lines
     conditional, trunk = config.conditional.training, config.conditional.architecture.trunk
@@ -156,9 +158,8 @@ def plan(
     add("conditional", f"{trunk}: {steps}, from the seeds")
     add(
         f"{config.rounds} rounds",
-        f"{conditional.samples} samples of {images} images; {_title(teacher)}: "
-        f"{teacher.training.steps} steps of {teacher.training.batch_size}; "
-        f"tables of {images} images; conditional: {conditional.steps} steps",
+        f"{conditional.samples} samples; {_title(teacher)}: {teacher.training.steps} steps of "
+        f"{teacher.training.batch_size}; loss tables; conditional: {conditional.steps} steps",
     )
     add("final", f"samples; {network}: {training.final_steps} steps")
     return lines

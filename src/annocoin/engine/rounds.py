@@ -8,12 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from annocoin.conditional.networks import (
-    ConditionalNetwork,
-    read_conditional,
-    write_conditional,
-)
+from annocoin.conditional.networks import ConditionalNetwork, read_conditional, write_conditional
 from annocoin.data.dataset import WeakDataset, concatenate, with_more_tags
+from annocoin.engine import label_quality
 from annocoin.engine.conditional_dataset import (
     ConditionalDataset,
     PreparedFolder,
@@ -30,14 +27,9 @@ from annocoin.engine.image_stages import (
     make_regions,
     make_seeds,
 )
-from annocoin.engine.label_quality import (
-    Measurement,
-    check_class_sizes,
-    check_masks,
-    check_tag_map,
-)
+from annocoin.engine.label_quality import Measurement
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
-from annocoin.engine.prediction_training import labels_from_masks, train_prediction
+from annocoin.engine.prediction_training import RoundImages, labels_from_masks, train_prediction
 from annocoin.engine.preflight import Precomputed, check_before_work, plan, trains_classifier
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
 from annocoin.engine.randomness import seed_of, seeded
@@ -90,7 +82,7 @@ def train_run(
             run.log(line)
         if measurement is not None and measurement.images < len(dataset):
             run.log(f"pseudo labels are measured on {measurement.images} of {len(dataset)} images")
-        for line in () if dataset.fully_masked else check_class_sizes(tagged):
+        for line in () if dataset.fully_masked else label_quality.check_class_sizes(tagged):
             run.log(line)
         rounds = _Rounds(run, dataset, tagged, config, precomputed, measurement, execution)
         rounds.networks["prediction"] = rounds.all().folder / PREDICTION_FILE
@@ -98,8 +90,8 @@ def train_run(
             rounds.networks,
             config=config.to_json(),
             supervision=dataset.supervision,
-            dataset=rounds.digest,
-            main_dataset=main_digest,  # without `more_images`
+            dataset=rounds.used.digest(),
+            main_dataset=main_digest if rounds.used is dataset else None,  # without `more_images`
             folders={name: run.relative(path) for name, path in rounds.folders.items()},
         )
     return Path(out) / PREDICTION_FILE
@@ -129,14 +121,15 @@ class _Rounds:
             "processes": run.group.world_size,
             "precision": run.group.precision,
         }
-        self.digest = dataset.digest()
+        self.images = RoundImages(dataset, config, run.group.world_size)
+        self.used = self.images.used
         self.prediction_steps = 0  # of the stages before
         self.classifier: Stage | None = None
         self.networks: dict[str, Path] = {}  # of the result
         self.folders: dict[str, Path] = {}  # that `label` can use again
 
     def all(self) -> Stage:
-        data = self.run.stage("dataset", {"images": self.digest})
+        data = self.run.stage("dataset", {"images": self.dataset.digest()})
         self.classifier = self.train_classifier(data)
         if self.dataset.fully_masked:
             labels = labels_from_masks(self.dataset, self.execution.problems)
@@ -154,13 +147,13 @@ class _Rounds:
         tables: Stage | None = None
         for number in range(1, self.config.rounds + 1):
             name = f"round {number}"
-            samples = self.draw_samples(f"{name}, samples", conditional, tables)
+            samples = self.draw_samples(number, conditional, tables)
             prediction = self.train_prediction(
                 f"{name}, prediction", samples, None, teacher.training.steps, prediction, teacher
             )
-            tables = self.score_regions(f"{name}, tables", prediction)
+            tables = self.score_regions(number, prediction)
             conditional = self.train_conditional(f"{name}, conditional", conditional, tables)
-        samples = self.draw_samples("final samples", conditional, tables)
+        samples = self.draw_samples(self.config.rounds + 1, conditional, tables)
         self.networks["conditional"] = conditional.folder / CONDITIONAL_FILE
         if self.config.teacher and prediction:
             self.networks["teacher"] = prediction.folder / PREDICTION_FILE
@@ -183,7 +176,7 @@ class _Rounds:
         else:
             return None
         self.run.do(stage, work)
-        for line in check_tag_map(stage.record.get("figures", {}).get("tag_map", 1.0)):
+        for line in label_quality.check_tag_map(stage.figures.get("tag_map", 1.0)):
             self.run.log(line)
         self.networks["classifier"] = stage.folder / CLASSIFIER_FILE
         return stage
@@ -194,9 +187,9 @@ class _Rounds:
             self.folders["regions"] = self.regions.path
             return self.run.stage("regions", self.regions.digest(), data)
         options = self.config.regions
-        stage = self.run.stage("regions", asdict(options), data)
+        stage = self.run.stage("regions", asdict(options) | self.images.option(self.used), data)
         folder = stage.folder / FILES
-        self.run.do(stage, partial(make_regions, self.dataset, folder, options, self.execution))
+        self.run.do(stage, partial(make_regions, self.used, folder, options, self.execution))
         self.regions = RegionFolder(folder)
         self.folders["regions"] = folder
         return stage
@@ -208,13 +201,14 @@ class _Rounds:
             return self.run.stage("seeds", self.seeds.digest(), regions)
         assert self.classifier is not None
         options = self.config.seeds
-        stage = self.run.stage("seeds", asdict(options), regions, self.classifier)
+        values = asdict(options) | self.images.option(self.used)
+        stage = self.run.stage("seeds", values, regions, self.classifier)
         folder = stage.folder / FILES
         self.run.do(
             stage,
             partial(
                 make_seeds,
-                self.dataset,
+                self.used,
                 self.regions,
                 folder,
                 options,
@@ -229,9 +223,10 @@ class _Rounds:
     def prepare(self, seeds: Stage) -> Stage:
         """What training and sampling need of every image, computed once."""
         config = self.config.conditional
-        stage = self.run.stage("examples", preparation_options(config), seeds)
+        options = preparation_options(config) | self.images.option(self.used)
+        stage = self.run.stage("examples", options, seeds)
         folder = stage.folder / FILES
-        arguments = (self.dataset, self.regions, self.seeds, folder, config, self.execution)
+        arguments = (self.used, self.regions, self.seeds, folder, config, self.execution)
         self.run.do(stage, partial(prepare_images, *arguments))
         self.prepared = PreparedFolder(folder)
         return stage
@@ -239,9 +234,18 @@ class _Rounds:
     def retrieve(self, seeds: Stage) -> Stage:
         """The regions retrieved for the seeds, as pseudo labels."""
         config = self.config.conditional
-        options = preparation_options(config) | asdict(config.scoring)
+        options = (
+            preparation_options(config) | asdict(config.scoring) | self.images.option(self.used)
+        )
         stage = self.run.stage("retrieved labels", options, seeds)
-        arguments = (self.dataset, self.regions, self.seeds, stage.folder, config, self.execution)
+        arguments = (
+            self.used,
+            self.regions,
+            self.seeds,
+            stage.folder,
+            config,
+            self.execution,
+        )
         self.run.do(stage, partial(retrieve_labels, *arguments))
         self._measure(stage)
         return stage
@@ -268,15 +272,17 @@ class _Rounds:
         self.run.do(stage, work)
         return stage
 
-    def draw_samples(self, name: str, conditional: Stage, tables: Stage | None) -> Stage:
-        """Pseudo labels: samples of the conditional network, with the latest loss tables."""
+    def draw_samples(self, number: int, conditional: Stage, tables: Stage | None) -> Stage:
+        """Pseudo labels for a round: samples of the conditional network, with the latest tables."""
+        name = f"round {number}, samples" if number <= self.config.rounds else "final samples"
+        images = self.images.of_round(number)
         inputs = (conditional,) if tables is None else (conditional, tables)
-        stage = self.run.stage(name, {}, *inputs)
+        stage = self.run.stage(name, self.images.option(images), *inputs)
         self.run.do(
             stage,
             partial(
                 draw_labels,
-                self.dataset,
+                images,
                 self.prepared,
                 conditional.folder / CONDITIONAL_FILE,
                 self.config.conditional,
@@ -342,11 +348,12 @@ class _Rounds:
         self.run.do(stage, work)
         return stage
 
-    def score_regions(self, name: str, prediction: Stage) -> Stage:
-        """The loss tables of all images under the prediction network."""
-        stage = self.run.stage(name, {}, prediction)
+    def score_regions(self, number: int, prediction: Stage) -> Stage:
+        """The loss tables of a round's network, of the images that the next samples are of."""
+        images = self.images.of_round(number + 1)
+        stage = self.run.stage(f"round {number}, tables", self.images.option(images), prediction)
         file, config = prediction.folder / PREDICTION_FILE, self.config.conditional
-        arguments = (self.dataset, self.prepared, file, config, stage.folder, self.execution)
+        arguments = (images, self.prepared, file, config, stage.folder, self.execution)
         self.run.do(stage, partial(make_loss_tables, *arguments))
         return stage
 
@@ -405,7 +412,7 @@ class _Rounds:
         """Check a stage's pseudo labels, and measure them, also where they were made before."""
         folder = PseudoLabelFolder(stage.folder)
         labels = {image_id: each.consensus_instances() for image_id, each in folder.items()}
-        for line in check_masks(labels.values()):
+        for line in label_quality.check_masks(labels.values()):
             self.run.log(line)
         if (measurement := self.measurement) is not None:
             self.run.measure(stage, lambda: measurement.figures(labels), measurement.digest)

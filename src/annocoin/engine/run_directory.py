@@ -75,6 +75,12 @@ class Stage:
         record: dict[str, Any] = read_json(self.folder / DONE)
         return record
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures of a stage that is done."""
+        figures: dict[str, float] = self.record.get("figures", {})
+        return figures
+
 
 @dataclass
 class Run:
