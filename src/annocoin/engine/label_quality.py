@@ -16,7 +16,7 @@ WHOLE_IMAGE = 0.8
 """A mask with a greater share of the image's pixels covers it as a whole."""
 
 MAX_WHOLE_IMAGES = 0.3
-"""The usual share of masks that cover the whole image is lower: .05 of VOC's true ones."""
+"""Of masks that cover the whole image. Of VOC's true masks .002 do (366 images of train)."""
 
 
 @dataclass(frozen=True)

@@ -254,7 +254,9 @@ class _Rounds:
         """The initial training of the conditional network."""
         config = self.config.conditional
         weights, inputs = self._initial_weights(config.weights)
-        stage = self.run.stage("conditional", self._options(config), prepared, *inputs)
+        options = self._options(config)  # regions are scored later
+        del options["scoring"], options["tables"]
+        stage = self.run.stage("conditional", options, prepared, *inputs)
 
         def work() -> None:
             with seeded(seed_of(self.config.seed, "conditional weights")):
@@ -277,7 +279,8 @@ class _Rounds:
         name = f"round {number}, samples" if number <= self.config.rounds else "final samples"
         images = self.images.of_round(number)
         inputs = (conditional,) if tables is None else (conditional, tables)
-        stage = self.run.stage(name, self.images.option(images), *inputs)
+        options = {"scoring": asdict(self.config.conditional.scoring)}
+        stage = self.run.stage(name, options | self.images.option(images), *inputs)
         self.run.do(
             stage,
             partial(
@@ -351,8 +354,9 @@ class _Rounds:
     def score_regions(self, number: int, prediction: Stage) -> Stage:
         """The loss tables of a round's network, of the images that the next samples are of."""
         images = self.images.of_round(number + 1)
-        stage = self.run.stage(f"round {number}, tables", self.images.option(images), prediction)
         file, config = prediction.folder / PREDICTION_FILE, self.config.conditional
+        options = {"tables": config.tables} | self.images.option(images)
+        stage = self.run.stage(f"round {number}, tables", options, prediction)
         arguments = (images, self.prepared, file, config, stage.folder, self.execution)
         self.run.do(stage, partial(make_loss_tables, *arguments))
         return stage
@@ -360,7 +364,8 @@ class _Rounds:
     def train_conditional(self, name: str, conditional: Stage, tables: Stage) -> Stage:
         """The conditional network with the prediction network's loss tables."""
         config = self.config.conditional
-        stage = self.run.stage(name, {"gamma": self.config.gamma}, conditional, tables)
+        options = {"gamma": self.config.gamma, "scoring": asdict(config.scoring)}
+        stage = self.run.stage(name, options, conditional, tables)
 
         def work() -> None:
             net = read_conditional(conditional.folder / CONDITIONAL_FILE)
