@@ -77,7 +77,9 @@ class ScoringOptions:
         iterations, delta: see `boundary_aware_scores`.
         instance_penalty: subtracted from S(y) for every instance; 0 in the paper.
         nms_threshold, overlap_denominator, cross_class_nms_threshold: see `build_suppression`.
-        extra_margin, select_all, local_search: see `infer`.
+        extra_margin: see `infer`; with a loss table times 1 + `prediction_weight`, because scores
+            of more evidence differ by more.
+        select_all, local_search: see `infer`.
     """
 
     terms: Terms = "U+P+H"
@@ -147,6 +149,9 @@ class Candidates:
             requirements if options.terms == "U+P+H" else requirements.unconstrained()
         )
         self.pairwise: PairwiseForm = "none" if options.terms == "U" else options.pairwise
+        self.extra_margin = options.extra_margin
+        if self.extra_margin is not None and table is not None:
+            self.extra_margin *= 1 + options.prediction_weight
         self.weights = pairwise_weights(requirements.regions, self.pairwise)
         self.suppression = build_suppression(
             self.requirements,
@@ -213,7 +218,7 @@ class Candidates:
             scores,
             self.requirements,
             self.suppression,
-            extra_margin=self.options.extra_margin,
+            extra_margin=self.extra_margin,
             select_all=self.options.select_all,
             local_search=self.options.local_search,
         )

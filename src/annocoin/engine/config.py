@@ -142,6 +142,8 @@ class ConditionalConfig:
             `map_prior`. Images with other labels than tags have "votes" instead of "maps".
         tables: the loss of a region under the prediction network: by the network's "detections",
             see `detected_iou`, or by its "rois", the heads' outputs on the region's box.
+        detection_scales: sizes of the image, relative to that of the network's training, over which
+            `detected_iou` is averaged; larger images show smaller objects.
         weights: of the trunk, see `annocoin.conditional.trunks.build_trunk`; or "classifier", the
             backbone of the run's classifier.
     """
@@ -153,11 +155,17 @@ class ConditionalConfig:
     require_peak: bool = True
     evidence: Evidence = "votes"
     tables: Tables = "rois"
+    detection_scales: tuple[float, ...] = (1.0,)
     weights: str = IMAGENET
 
     def __post_init__(self) -> None:
         check_choice("evidence", self.evidence, get_args(Evidence))
         check_choice("tables", self.tables, get_args(Tables))
+        scales = self.detection_scales
+        if not scales or not all(0.25 <= scale <= 4 for scale in scales):
+            raise InputError(
+                f"detection_scales {scales}; expected factors of .25 to 4, such as [1]"
+            )
 
     @property
     def encoder(self) -> str | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from annocoin import masks as rle
+from annocoin.backbones import Image
 from annocoin.conditional.networks import ConditionalNetwork, read_conditional
 from annocoin.conditional.samples import Samples
 from annocoin.conditional.scoring import (
@@ -45,7 +46,7 @@ from annocoin.objective.task_loss import (
     prediction_loss_table,
     restricted_loss_table,
 )
-from annocoin.prediction.networks import read_prediction, resize_shortest_side
+from annocoin.prediction.networks import ResizedImage, read_prediction, resize_shortest_side
 from annocoin.prediction.region_scoring import detect_annotated, detected_iou, score_regions
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.retrieval import retrieve
@@ -203,14 +204,20 @@ class _RegionScorer:
     def compute(self, item: int) -> Tensor:
         image = self.examples.images[item]
         requirements = self.examples.prepared[image.image_id].requirements
-        architecture = self.architecture
-        resized = resize_shortest_side(image.pixels(), architecture.min_size, architecture.max_size)
-        regions, labels = requirements.regions, requirements.labels
+        regions, labels, pixels = requirements.regions, requirements.labels, image.pixels()
         if self.config.tables == "rois":
+            resized = self._resized(pixels)
             return loss_table(*score_regions(self.net, resized, regions, labels), self.config)
-        detections = detect_annotated(self.net, resized, labels)
-        detected = detected_iou(regions, detections, labels)
+        detected = torch.zeros(len(regions), len(labels))
+        for scale in self.config.detection_scales:
+            detections = detect_annotated(self.net, self._resized(pixels, scale), labels)
+            detected += detected_iou(regions, detections, labels)
+        detected /= len(self.config.detection_scales)
         return detection_loss_table(log_expected_iou(detected, NEUTRAL_DETECTION))
+
+    def _resized(self, pixels: Image, scale: float = 1.0) -> ResizedImage:
+        sides = (self.architecture.min_size, self.architecture.max_size)
+        return resize_shortest_side(pixels, *(round(scale * side) for side in sides))
 
     def write(self, path: Path, result: Tensor) -> None:
         write_table(path, result)

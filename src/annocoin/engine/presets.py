@@ -107,7 +107,7 @@ def voc_cpu(classes: Classes) -> Config:
         conditional=ConditionalConfig(
             # a small network, trained for minutes, counts less than the class maps
             ConditionalArchitecture(classes, "unet-mobilenet_v2", size=192, score_scale=2.0),
-            ScoringOptions(seed_prior_weight=0.5, extra_margin=1.5),
+            ScoringOptions(seed_prior_weight=0.5, prediction_weight=1.5, extra_margin=1.0),
             ConditionalTraining(
                 targets="maps", initial_steps=200, steps=40, foreground_bias=1.0, noise_strength=0.5
             ),
@@ -150,7 +150,7 @@ def _resnet50(prediction: PredictionConfig) -> PredictionConfig:
             max_size=448,
             fpn_channels=96,
         ),
-        training=replace(prediction.training, lr=5e-4, frozen_layers=6),
+        training=replace(prediction.training, steps=600, lr=5e-4, frozen_layers=6),
     )
 
 

@@ -255,7 +255,8 @@ class _Rounds:
         config = self.config.conditional
         weights, inputs = self._initial_weights(config.weights)
         options = self._options(config)  # regions are scored later
-        del options["scoring"], options["tables"]
+        for name in ("scoring", "tables", "detection_scales"):
+            del options[name]
         stage = self.run.stage("conditional", options, prepared, *inputs)
 
         def work() -> None:
@@ -278,23 +279,14 @@ class _Rounds:
         """Pseudo labels for a round: samples of the conditional network, with the latest tables."""
         name = f"round {number}, samples" if number <= self.config.rounds else "final samples"
         images = self.images.of_round(number)
+        file, config = conditional.folder / CONDITIONAL_FILE, self.config.conditional
+        options = {"scoring": asdict(config.scoring)} | self.images.option(images)
         inputs = (conditional,) if tables is None else (conditional, tables)
-        options = {"scoring": asdict(self.config.conditional.scoring)}
-        stage = self.run.stage(name, options | self.images.option(images), *inputs)
-        self.run.do(
-            stage,
-            partial(
-                draw_labels,
-                images,
-                self.prepared,
-                conditional.folder / CONDITIONAL_FILE,
-                self.config.conditional,
-                stage.folder,
-                self.execution,
-                seed=self.config.seed,
-                tables=None if tables is None else TableFolder(tables.folder),
-            ),
-        )
+        stage = self.run.stage(name, options, *inputs)
+        arguments = (images, self.prepared, file, config, stage.folder, self.execution)
+        folder = None if tables is None else TableFolder(tables.folder)
+        work = partial(draw_labels, *arguments, seed=self.config.seed, tables=folder)
+        self.run.do(stage, work)
         self._measure(stage)
         return stage
 
@@ -355,7 +347,8 @@ class _Rounds:
         """The loss tables of a round's network, of the images that the next samples are of."""
         images = self.images.of_round(number + 1)
         file, config = prediction.folder / PREDICTION_FILE, self.config.conditional
-        options = {"tables": config.tables} | self.images.option(images)
+        options: dict[str, Any] = {"tables": config.tables, "scales": config.detection_scales}
+        options |= self.images.option(images)
         stage = self.run.stage(f"round {number}, tables", options, prediction)
         arguments = (images, self.prepared, file, config, stage.folder, self.execution)
         self.run.do(stage, partial(make_loss_tables, *arguments))
