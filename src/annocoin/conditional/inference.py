@@ -90,7 +90,7 @@ def infer(
     requirements: Requirements,
     suppression: Suppression,
     *,
-    extra_margin: float | None = None,
+    extra_margin: float | Tensor | None = None,
     select_all: bool = False,
     local_search: bool = False,
 ) -> Labelling:
@@ -105,7 +105,7 @@ def infer(
         scores: G, [K, P, J+1]: the background and the J classes of the requirements.
         suppression: see `build_suppression`.
         extra_margin: the greatest difference of an extra instance's gain to the greatest gain of a
-            compatible region of its class; None, as in the paper, for any.
+            compatible region of its class, one number or [K]; None, as in the paper, for any.
         select_all: rank by G_{u,j} and continue until no region is left, as the paper prints it.
         local_search: whether to take the last step, which is not in the paper.
     """
@@ -126,7 +126,8 @@ def infer(
     if extra_margin is not None and count:
         allowed = requirements.extra_allowed.to(gains.device)
         best = gains.masked_fill(~allowed, -torch.inf).amax(dim=2, keepdim=True)
-        min_gains = torch.maximum(min_gains, best - extra_margin)
+        margins = torch.as_tensor(extra_margin, dtype=gains.dtype, device=gains.device)
+        min_gains = torch.maximum(min_gains, best - margins.view(-1, 1, 1))
     _select_extra(selected, gains, requirements, suppression, min_gains)
     if local_search and not select_all:
         for k in range(len(gains)):

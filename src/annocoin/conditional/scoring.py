@@ -7,6 +7,7 @@ prior from the seeds and the log odds of a prediction network; both are addition
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -56,6 +57,9 @@ NEUTRAL_DETECTION = 0.05
 MIN_IOU = 0.02
 """Added to expected IoUs, so that their logarithms are bounded."""
 
+DETECTION_RANGE = math.log((1 + MIN_IOU) / NEUTRAL_DETECTION)
+"""The log odds of a region that is detected with certainty."""
+
 NEUTRAL_EVIDENCE = -1.0
 """The evidence of class maps at which the prior is 0; nine of ten regions have less."""
 
@@ -77,8 +81,9 @@ class ScoringOptions:
         iterations, delta: see `boundary_aware_scores`.
         instance_penalty: subtracted from S(y) for every instance; 0 in the paper.
         nms_threshold, overlap_denominator, cross_class_nms_threshold: see `build_suppression`.
-        extra_margin: see `infer`; with a loss table times 1 + `prediction_weight`, because scores
-            of more evidence differ by more.
+        extra_margin: see `infer`; with a loss table it is larger by what the prediction network can
+            add to a score. So an instance that the network does not find is not dropped because it
+            finds another one, but only if its own gain is negative.
         select_all, local_search: see `infer`.
     """
 
@@ -149,9 +154,6 @@ class Candidates:
             requirements if options.terms == "U+P+H" else requirements.unconstrained()
         )
         self.pairwise: PairwiseForm = "none" if options.terms == "U" else options.pairwise
-        self.extra_margin = options.extra_margin
-        if self.extra_margin is not None and table is not None:
-            self.extra_margin *= 1 + options.prediction_weight
         self.weights = pairwise_weights(requirements.regions, self.pairwise)
         self.suppression = build_suppression(
             self.requirements,
@@ -214,11 +216,17 @@ class Candidates:
 
     def infer(self, scores: Tensor) -> Labelling:
         """y^k of scores G [K, P, J+1]."""
+        extra_margin: Tensor | None = None
+        if self.options.extra_margin is not None:
+            extra_margin = scores.new_full((len(scores),), self.options.extra_margin)
+            if self.prediction_log_odds is not None:
+                range_of_weight_1 = self.options.prediction_weight * DETECTION_RANGE
+                extra_margin += range_of_weight_1 * self._prediction_factors(len(scores)).to(scores)
         return infer(
             scores,
             self.requirements,
             self.suppression,
-            extra_margin=self.extra_margin,
+            extra_margin=extra_margin,
             select_all=self.options.select_all,
             local_search=self.options.local_search,
         )

@@ -190,6 +190,7 @@ class PredictionTraining:
         max_grad_norm: gradient clipping.
         frozen_layers: number of leading backbone modules that are not trained.
         scale_range: scale jitter of the image size.
+        precision: "bf16" uses bfloat16 autocast.
     """
 
     steps: int = 2000
@@ -203,10 +204,12 @@ class PredictionTraining:
     max_grad_norm: float = 10.0
     frozen_layers: int = 0
     scale_range: tuple[float, float] = (1.0, 1.0)
+    precision: Precision = "32"
 
     def __post_init__(self) -> None:
         for name in ("steps", "final_steps", "batch_size"):
             check_positive(name, getattr(self, name))
+        check_choice("precision", self.precision, get_args(Precision))
         check_choice("optimizer", self.optimizer, get_args(OptimizerName))
         _check_range(
             self,

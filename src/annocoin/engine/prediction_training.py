@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ def train_prediction(
     pretrained = {id(weight) for weight in backbone}
     heads = [w for w in net.parameters() if w.requires_grad and id(w) not in pretrained]
     (trainer or Trainer()).fit(
-        _PredictionStep(SoftLosses(net, config.losses, gamma)),
+        _PredictionStep(SoftLosses(net, config.losses, gamma), training.precision == "bf16"),
         _PredictionExamples(usable, labels, config, seed, name),
         [
             {"params": heads, "lr": training.lr},
@@ -184,17 +185,19 @@ class _PredictionExamples:
 
 
 class _PredictionStep(nn.Module):
-    def __init__(self, losses: SoftLosses) -> None:
+    def __init__(self, losses: SoftLosses, bfloat16: bool) -> None:
         super().__init__()
-        self.losses = losses
+        self.losses, self.bfloat16 = losses, bfloat16
 
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Figures]:
         device = next(self.losses.parameters()).device
         images = [example.image for example in batch.examples]
-        losses = self.losses(
-            batch_images(images, device),
-            [example.targets.to(device) for example in batch.examples],
-            [image.scale.to(device) for image in images],
-            [torch.Generator().manual_seed(example.seed) for example in batch.examples],
-        )
+        autocast = torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
+        with autocast:
+            losses = self.losses(
+                batch_images(images, device),
+                [example.targets.to(device) for example in batch.examples],
+                [image.scale.to(device) for image in images],
+                [torch.Generator().manual_seed(example.seed) for example in batch.examples],
+            )
         return losses, {}
