@@ -453,5 +453,5 @@ def test_the_code_of_the_readme_runs(
     exec(code, variables)
     masks = json.loads((tmp_path / "masks.json").read_text())["annotations"]
     assert masks
-    assert all(0 <= mask["sample_agreement"] <= 1 for mask in masks)
+    assert all(0 <= mask["label_confidence"] <= 1 for mask in masks)
     assert variables["instances"].size == package.read_image(tmp_path / "new.jpg").shape[:2]  # type: ignore[attr-defined]

@@ -35,6 +35,7 @@ from annocoin.engine.pseudo_labels import PseudoLabelFolder
 from annocoin.engine.rounds import train_run
 from annocoin.engine.run_directory import LOCK, METHOD_VERSION, RESULT, Log, check_format, is_run
 from annocoin.errors import InputError, Problems, brief
+from annocoin.evaluation.confidence import rank_by_confidence
 from annocoin.evaluation.evaluator import THRESHOLDS, evaluate
 from annocoin.files import file_digest, read_json
 from annocoin.prediction.networks import read_prediction
@@ -374,6 +375,7 @@ def _measurement(truth: EvaluationDataset, dataset: WeakDataset, problems: Probl
             **{f"f1@{threshold:g}": result.f1[threshold] for threshold in LABEL_F1_THRESHOLDS},
             "instances": result.predictions / result.images,
             "true_instances": result.truths / result.images,
+            **{f"confidence_{k}": v for k, v in rank_by_confidence(measured, subset).items()},
         }
 
     content = repr([(image.image_id, image.annotation) for image in kept])

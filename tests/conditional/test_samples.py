@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,34 @@ def test_confidence_is_the_mean_best_iou_in_the_other_samples() -> None:
     assert result.confidence[0, 2] == pytest.approx((1 + 0) / 2)
     assert result.confidence[2, 3] == 0
     assert math.isnan(result.confidence[0, 1])
+
+
+def test_confidence_needs_the_prediction_network_too() -> None:
+    agreement = samples([1, 0, 2, 0], [0, 1, 2, 0], [1, 0, 0, 1])
+    prediction = torch.tensor([[0.5, 1.0, 0.25, 1.0]] * 3)
+    both = replace(agreement, prediction=prediction)
+    expected = agreement.confidence * prediction
+    torch.testing.assert_close(both.confidence, expected, equal_nan=True, check_dtype=False)
+    assert both.confidence[0, 0] == pytest.approx(0.75 * 0.5)
+
+
+def test_the_prediction_of_samples_is_that_of_the_loss_table() -> None:
+    """The odds of an instance's label against the background."""
+    requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), REGIONS)
+    table = -torch.tensor(
+        [[0.2, 0.3, 0.5], [0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.7, 0.2, 0.1]]
+    ).log()
+    candidates = Candidates(requirements, ScoringOptions(nms_threshold=0.3), table=table)
+    result = candidates.samples(candidates.scores(torch.zeros(3, 4, 3)))
+    assert result.prediction is not None
+    probability = table.neg().exp()
+    for labels, prediction in zip(result.labels, result.prediction, strict=True):
+        for u in labels.nonzero()[:, 0].tolist():
+            p = float(probability[u, labels[u]])
+            assert float(prediction[u]) == pytest.approx(p / (p + float(probability[u, 0])))
+    assert (result.labels > 0).any()
+    without = Candidates(requirements, ScoringOptions(nms_threshold=0.3))
+    assert without.samples(without.scores(torch.zeros(3, 4, 3))).prediction is None
 
 
 def test_consensus_is_the_sample_of_greatest_agreement() -> None:

@@ -314,6 +314,18 @@ def test_an_extra_margin_limits_the_instances_of_samples() -> None:
     assert labels(extra_margin=0.0) == [[1, 0, 0, 0]]
 
 
+def test_a_network_that_finds_one_instance_does_not_drop_another() -> None:
+    """The extra margin is larger by what the network can add, in each sample by its weight."""
+    requirements = requirements_of(annotation(WeakLabel(1)), stripes([0], [1], [2], [3]))
+    scores = torch.tensor([[0.0, 9.0], [0.0, 5.2], [0.0, 1.0], [0.0, -1.0]]).expand(3, -1, -1)
+    options = ScoringOptions(prediction_weight=2.0, prediction_weight_spread=0.5, extra_margin=1.0)
+    without = Candidates(requirements, options).infer(scores)
+    assert without.labels.tolist() == [[1, 0, 0, 0]] * 3
+    labels = Candidates(requirements, options, table=torch.ones(4, 2)).infer(scores).labels
+    # 1 + 2 x log(1.02 / .05) x (1, .75, 1.25) = 7.0, 5.5, 8.5 below the best gain of 9
+    assert labels.tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+
+
 def test_prediction_log_odds_are_added_with_weights_that_vary_over_samples() -> None:
     requirements = requirements_of(annotation(WeakLabel(1)), REGIONS)
     table = torch.tensor([[3.0, 1.0], [0.0, 2.0], [1.0, 1.0], [0.0, 0.5]])

@@ -72,7 +72,7 @@ def test_a_coco_dataset_serves_as_predictions(labelled: LabelledImages, tmp_path
         (lambda e: e.update(bbox=[1, 2]), "expected x, y, width, height"),
         (lambda e: e.update(bbox=[1, 2, 3, "x"]), "finite"),
         (lambda e: e.update(id=5), "id 5 occurs twice"),
-        (lambda e: e.update(sample_agreement="high"), "sample_agreement is 'high'"),
+        (lambda e: e.update(label_confidence="high"), "label_confidence is 'high'"),
     ],
 )
 @pytest.mark.parametrize("form", ["file", "folder"])

@@ -218,6 +218,22 @@ def test_loss_tables_of_detections_are_those_of_single_images(
     assert list(with_tables) == list(labels)
 
 
+def test_detections_are_averaged_over_scales(world: World, tmp_path: Path) -> None:
+    def detected(name: str, scales: tuple[float, ...]) -> PseudoLabelFolder:
+        return world.tables(tmp_path / name, tables="detections", detection_scales=scales)
+
+    both, small, large = detected("b", (1, 1.5)), detected("s", (1,)), detected("l", (1.5,))
+    differ = 0
+    for image_id in both:
+        means = [
+            (table[:, :1] - table[:, 1:]).exp() for table in (small[image_id], large[image_id])
+        ]
+        differ += not torch.allclose(*means, atol=0.05)
+        margins = both[image_id][:, :1] - both[image_id][:, 1:]
+        torch.testing.assert_close(margins.exp(), sum(means) / 2, rtol=0.02, atol=0.02)
+    assert differ
+
+
 def test_forms_of_the_loss_table(world: World) -> None:
     generator = torch.Generator().manual_seed(0)
     log_probabilities = torch.rand(5, 3, generator=generator).log_softmax(dim=1)

@@ -22,6 +22,8 @@ class Samples:
         margins: G_{u,y_u} - G_{u,0}, the score relative to the background, float32 [K, P].
         required_regions: the region that meets each of R requirements, int64 [K, R].
         annotation_index: the index of each requirement's weak label in the annotation, R of them.
+        prediction: the probability of each instance under the prediction network, given the
+            annotation, float32 [K, P]; None without a loss table.
     """
 
     regions: RegionSet
@@ -29,6 +31,7 @@ class Samples:
     margins: Tensor
     required_regions: Tensor
     annotation_index: tuple[int, ...]
+    prediction: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -52,15 +55,16 @@ class Samples:
     def confidence(self) -> Tensor:
         """The confidence of each instance, float64 [K, P]; NaN for background and if K = 1.
 
-        The mean over the other samples of the greatest IoU with an instance of the same class: 1 if
-        every sample contains this instance, 0 if no other one overlaps it.
+        The mean over the other samples of the greatest IoU with an instance of the same class (1 if
+        every sample contains this instance, 0 if no other one overlaps it), times the probability
+        that the prediction network gives it. So both distributions must agree on a sure instance.
         """
         confidence = torch.full(self.labels.shape, torch.nan, dtype=torch.float64)
         if len(self) > 1:
             for k, labels in enumerate(self.labels):
                 others = self._best_iou[k, :, torch.arange(len(self)) != k]
                 confidence[k, labels > 0] = others.mean(dim=1)[labels > 0]
-        return confidence
+        return confidence if self.prediction is None else confidence * self.prediction.double()
 
     @cached_property
     def agreement(self) -> Tensor:

@@ -138,6 +138,7 @@ class Candidates:
     ) -> None:
         self.options = options = options or ScoringOptions()
         self.seed_prior: Tensor | None = None
+        self.table = table
         self.prediction_log_odds: Tensor | None = None
         count, num_classes = len(requirements.regions), len(requirements.labels)
         if seed_prior is not None and seed_prior.shape != (count, num_classes):
@@ -170,7 +171,7 @@ class Candidates:
         moved.__dict__.pop("iou", None)
         moved.requirements = self.requirements.to(device)
         moved.suppression = self.suppression.to(device)
-        for name in ("weights", "seed_prior", "prediction_log_odds"):
+        for name in ("weights", "seed_prior", "table", "prediction_log_odds"):
             value = getattr(self, name)
             setattr(moved, name, None if value is None else value.to(device))
         return moved
@@ -236,12 +237,18 @@ class Candidates:
         labels, required_regions = self.infer(scores)
         columns = label_columns(labels, self.requirements.labels)
         margins = scores.gather(2, columns[..., None])[..., 0] - scores[..., 0]
+        prediction: Tensor | None = None
+        if self.table is not None:  # of the label and the background alone
+            table = self.table.expand(len(scores), -1, -1)
+            log_odds = table[..., 0] - table.gather(2, columns[..., None])[..., 0]
+            prediction = log_odds.sigmoid().float().cpu()
         return Samples(
             regions=self.regions if self.regions.device.type == "cpu" else self.regions.to("cpu"),
             labels=labels.cpu(),
             margins=margins.detach().float().cpu(),
             required_regions=required_regions.cpu(),
             annotation_index=tuple(r.annotation_index for r in self.requirements.required),
+            prediction=prediction,
         )
 
 

@@ -1,7 +1,7 @@
 """Instances on disk: COCO results (one JSON file), or a folder with one JSON file per image.
 
 COCO results: ``[{"image_id", "category_id", "segmentation": RLE, "score"}, ...]``, optionally with
-"bbox" and "sample_agreement". A file of the folder: ``{"image_id": ..., "instances": [...]}`` with
+"bbox" and "label_confidence". A file of the folder: ``{"image_id": ..., "instances": [...]}`` with
 the same entries without image_id. A COCO dataset file with segmentations can be read too: missing
 scores are 1, images are matched by file name and classes by name.
 """
@@ -157,7 +157,7 @@ class _Reader:
             score=finite(field(entry, "score", object, where), f"{where}: score"),
             mask=masks.from_json(segmentation, size, where, check=check),
             box=xywh_box(entry, where),
-            confidence=optional_number(entry, coco.AGREEMENT, where),
+            confidence=optional_number(entry, coco.LABEL_CONFIDENCE, where),
         )
 
 
@@ -214,5 +214,5 @@ def _to_entries(instances: Instances, category_ids: Sequence[int]) -> Iterable[d
             "bbox": [x0, y0, x1 - x0, y1 - y0],
         }
         if not instances.confidence[i].isnan():
-            entry[coco.AGREEMENT] = float(instances.confidence[i])
+            entry[coco.LABEL_CONFIDENCE] = float(instances.confidence[i])
         yield entry

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN
 
+from annocoin.backbones import Precision
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.config import Config, PredictionConfig
+from annocoin.engine.distribution import warn_of_slow_bfloat16
 from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.engine.randomness import generator_at, seed_of
 from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
@@ -57,12 +59,15 @@ def train_prediction(
     if not usable:
         raise InputError("no image has pseudo labels to train the prediction network on")
     name, training = f"prediction network {name}".strip(), config.training
+    trainer = trainer or Trainer()
+    if training.precision == "bf16":
+        warn_of_slow_bfloat16(next(net.parameters()).device)
     freeze_backbone(net, training.frozen_layers)
     backbone = [weight for weight in net.backbone.body.parameters() if weight.requires_grad]
     pretrained = {id(weight) for weight in backbone}
     heads = [w for w in net.parameters() if w.requires_grad and id(w) not in pretrained]
-    (trainer or Trainer()).fit(
-        _PredictionStep(SoftLosses(net, config.losses, gamma), training.precision == "bf16"),
+    trainer.fit(
+        _PredictionStep(SoftLosses(net, config.losses, gamma), training.precision),
         _PredictionExamples(usable, labels, config, seed, name),
         [
             {"params": heads, "lr": training.lr},
@@ -185,15 +190,16 @@ class _PredictionExamples:
 
 
 class _PredictionStep(nn.Module):
-    def __init__(self, losses: SoftLosses, bfloat16: bool) -> None:
+    def __init__(self, losses: SoftLosses, precision: Precision) -> None:
         super().__init__()
-        self.losses, self.bfloat16 = losses, bfloat16
+        self.losses, self.precision = losses, precision
 
     def forward(self, batch: Batch) -> tuple[dict[str, Tensor], Figures]:
         device = next(self.losses.parameters()).device
         images = [example.image for example in batch.examples]
-        autocast = torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
-        with autocast:
+        # without it, an autocast of the whole run (--precision) stays as it is
+        bf16 = torch.autocast(device.type, torch.bfloat16)
+        with bf16 if self.precision == "bf16" else nullcontext():
             losses = self.losses(
                 batch_images(images, device),
                 [example.targets.to(device) for example in batch.examples],

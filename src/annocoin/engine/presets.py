@@ -114,10 +114,11 @@ def voc_cpu(classes: Classes) -> Config:
             require_peak=False,
             evidence="maps",
             tables="detections",
+            detection_scales=(1.0, 1.4),
         ),
         prediction=prediction,
         teacher=_resnet50(prediction),
-        rounds=2,
+        rounds=1,
     )
 
 

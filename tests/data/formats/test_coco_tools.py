@@ -49,7 +49,7 @@ def dense(labels: LabelledImages) -> list[np.ndarray]:
 
 def test_the_agreement_of_samples_has_its_own_key(labels: LabelledImages, file: Path) -> None:
     annotations = json.loads(file.read_text())["annotations"]
-    assert {annotation["sample_agreement"] for annotation in annotations} == {CONFIDENCE}
+    assert {annotation["label_confidence"] for annotation in annotations} == {CONFIDENCE}
     assert not any("confidence" in annotation for annotation in annotations)
     again = load_labelled(file)
     assert [image.annotation for image in again] == [image.annotation for image in labels]
@@ -86,6 +86,6 @@ def test_fiftyone(labels: LabelledImages, file: Path, scenes: Path) -> None:
     for image in labels:
         for label, detection in zip(image.annotation, loaded[image.file_name], strict=True):
             assert detection.label == labels.classes[label.label - 1]
-            assert (detection.confidence, detection["sample_agreement"]) == (0.5, CONFIDENCE)
+            assert (detection.confidence, detection["label_confidence"]) == (0.5, CONFIDENCE)
             assert label.mask is not None
             assert detection.mask.sum() == masks.areas([label.mask])[0]

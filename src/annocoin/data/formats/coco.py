@@ -1,7 +1,7 @@
 """COCO: one JSON file with images, categories and annotations; the image files lie elsewhere.
 
 Beyond COCO itself: an annotation without box and segmentation is a tag, and an annotation may have
-"point", "difficult", "score" and "sample_agreement" (the confidence of a pseudo label; FiftyOne
+"point", "difficult", "score" and "label_confidence" (the confidence of a pseudo label; FiftyOne
 reads "score" as confidence and fails on a key of that name).
 """
 
@@ -29,7 +29,7 @@ from annocoin.masks import Size
 from annocoin.progress import track
 from annocoin.types import Annotation, ImageId, WeakLabel
 
-AGREEMENT = "sample_agreement"
+LABEL_CONFIDENCE = "label_confidence"
 
 
 def read(
@@ -172,7 +172,7 @@ def _to_weak_label(
         crowd=bool(entry.get("iscrowd")),
         difficult=bool(entry.get("difficult")),
         score=optional_number(entry, "score", where),
-        confidence=optional_number(entry, AGREEMENT, where),
+        confidence=optional_number(entry, LABEL_CONFIDENCE, where),
     )
 
 
@@ -189,7 +189,7 @@ def _from_weak_label(label: WeakLabel) -> dict[str, Any]:
         entry["point"] = list(label.point)
     if label.difficult:
         entry["difficult"] = 1
-    for key, value in (("score", label.score), (AGREEMENT, label.confidence)):
+    for key, value in (("score", label.score), (LABEL_CONFIDENCE, label.confidence)):
         if value is not None:
             entry[key] = value
     return entry
