@@ -174,6 +174,16 @@ def test_done_stages_are_not_done_again(copied: Path, scenes: Path, annocoin: Co
     assert set((copied / "stages").iterdir()) == old | new, "the first options' stages are used"
 
 
+def test_other_scores_of_regions_keep_the_initial_conditional_network(
+    copied: Path, scenes: Path
+) -> None:
+    lines: list[str] = []
+    changes = {"conditional.scoring.extra_margin": "0.5"}
+    train(scenes, copied, changes=changes, log=lines.append)
+    kept = {line.removesuffix(": done before") for line in lines if line.endswith("done before")}
+    assert kept == {"classifier", "regions", "seeds", "examples", "conditional"}
+
+
 def test_images_are_prepared_once_for_all_trainings(
     copied: Path, scenes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

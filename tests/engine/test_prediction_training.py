@@ -207,3 +207,19 @@ def test_every_optimizer_trains(
     net = train(config, weak, labels, steps=1)
     trained = net.roi_heads.box_predictor.cls_score.weight
     assert not torch.equal(trained, network(config).roi_heads.box_predictor.cls_score.weight)
+
+
+def test_bfloat16_of_one_network(
+    config: PredictionConfig, weak: WeakDataset, labels: Labels
+) -> None:
+    """Close to full precision, and not the same; weights stay in full precision."""
+    losses = {}
+    for precision in ("32", "bf16"):
+        logger = MemoryLogger()
+        training = replace(config.training, precision=precision)
+        trainer = Trainer(workers=0, logger=logger)
+        net = train(replace(config, training=training), weak, labels, steps=1, trainer=trainer)
+        assert {weight.dtype for weight in net.parameters()} == {torch.float32}
+        losses[precision] = logger.lines[0]["loss"]
+    assert losses["bf16"] != losses["32"]
+    assert losses["bf16"] == pytest.approx(losses["32"], rel=0.05)
