@@ -168,7 +168,7 @@ def train(
         more_images=more_images,
         more_tags=more_tags,
         precomputed=precomputed,
-        measurement=None if truth is None else _measurement(truth, dataset, problems),
+        measurement=None if truth is None else label_measurement(truth, dataset, problems),
         execution=Execution(group or single_process(str(open_device(device))), jobs, problems),
         log=log,
     )
@@ -350,8 +350,10 @@ def _pseudo_labels(
     )
 
 
-def _measurement(truth: EvaluationDataset, dataset: WeakDataset, problems: Problems) -> Measurement:
-    """Average precision on the dataset's images, for the metrics of a run."""
+def label_measurement(
+    truth: EvaluationDataset, dataset: WeakDataset, problems: Problems
+) -> Measurement:
+    """Measures pseudo labels of the dataset's images with their true masks."""
     training = {image.image_id for image in dataset}
     kept = tuple(image for image in truth.labelled if image.image_id in training)
     source = truth.labelled.source
