@@ -337,7 +337,15 @@ def _pseudo_labels(
     assert prediction is not None
     options = config.conditional
     prepared = prepare_images(dataset, regions, seeds, folder / "examples", options, execution)
-    tables = make_loss_tables(dataset, prepared, prediction, options, folder / "tables", execution)
+    tables = make_loss_tables(
+        dataset,
+        prepared,
+        prediction,
+        options,
+        folder / "tables",
+        execution,
+        config.labelling_network.training.precision,
+    )
     return draw_labels(
         dataset,
         prepared,

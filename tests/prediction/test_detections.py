@@ -19,6 +19,7 @@ from annocoin.prediction.region_scoring import (
     Detections,
     detect_annotated,
     detected_iou,
+    score_regions,
 )
 from annocoin.regions.region_set import RegionSet
 from annocoin.types import Instances
@@ -92,6 +93,18 @@ def test_masks_of_an_enlarged_image_are_those_of_the_full_network() -> None:
     assert instances.size == (128, 192)
     resized = resize_shortest_side(enlarged, 64, 128)
     assert_same(detect_annotated(net, resized, (1, 2, 3), min_score=0.05), instances)
+
+
+def test_bfloat16_features_change_scores_a_little_and_nothing_else() -> None:
+    net, regions = network().eval(), RegionSet.of([[0] * 48 + [1] * 48] * 64, [[1, 0], [1, 1]])
+    exact = detect_annotated(net, resized(), (1, 2, 3), min_score=0.05)
+    rounded = detect_annotated(net, resized(), (1, 2, 3), min_score=0.05, bfloat16=True)
+    assert rounded.scores.dtype == torch.float32
+    assert 0 < float((rounded.scores[:4] - exact.scores[:4]).abs().max()) < 0.02
+    exact_logs, _ = score_regions(net, resized(), regions, (1,))
+    logs, _ = score_regions(net, resized(), regions, (1,), bfloat16=True)
+    assert logs.dtype == torch.float32
+    assert 0 < float((logs - exact_logs).abs().max()) < 0.05
 
 
 @pytest.mark.parametrize(("labels", "min_score"), [((1, 2), 1.0), ((), MIN_SCORE)])

@@ -318,6 +318,11 @@ class Config:
         return {name: network for name, network in networks.items() if network is not None}
 
     @property
+    def labelling_network(self) -> PredictionConfig:
+        """The options of the prediction network of the rounds."""
+        return self.teacher or self.prediction
+
+    @property
     def trained_networks(self) -> tuple[str, ...]:
         """The names of all networks but the classifier."""
         return ("conditional", *self.prediction_networks)

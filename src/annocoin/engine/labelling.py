@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from annocoin import masks as rle
-from annocoin.backbones import Image
+from annocoin.backbones import Image, Precision
 from annocoin.conditional.networks import ConditionalNetwork, read_conditional
 from annocoin.conditional.samples import Samples
 from annocoin.conditional.scoring import (
@@ -86,14 +86,16 @@ def make_loss_tables(
     config: ConditionalConfig,
     out: Path,
     execution: Execution,
+    precision: Precision = "32",
 ) -> TableFolder:
     """The loss table D of every prepared image under a prediction network.
 
     Args:
         network: its file.
+        precision: of its backbone.
     """
     examples = ConditionalDataset(dataset, prepared, size=config.architecture.size)
-    start = partial(_RegionScorer, examples, network, config, execution.device)
+    start = partial(_RegionScorer, examples, network, config, execution.device, precision)
     return _run(TableFolder, TABLES, examples, start, out, "loss tables", execution)
 
 
@@ -196,9 +198,15 @@ class _Sampler:
 
 class _RegionScorer:
     def __init__(
-        self, examples: ConditionalDataset, network: Path, config: ConditionalConfig, device: str
+        self,
+        examples: ConditionalDataset,
+        network: Path,
+        config: ConditionalConfig,
+        device: str,
+        precision: Precision,
     ) -> None:
         net, self.architecture = read_prediction(network)
+        self.bfloat16 = precision == "bf16"
         self.net, self.examples, self.config = net.to(device), examples, config
 
     def compute(self, item: int) -> Tensor:
@@ -206,11 +214,14 @@ class _RegionScorer:
         requirements = self.examples.prepared[image.image_id].requirements
         regions, labels, pixels = requirements.regions, requirements.labels, image.pixels()
         if self.config.tables == "rois":
-            resized = self._resized(pixels)
-            return loss_table(*score_regions(self.net, resized, regions, labels), self.config)
+            scores = score_regions(
+                self.net, self._resized(pixels), regions, labels, bfloat16=self.bfloat16
+            )
+            return loss_table(*scores, self.config)
         detected = torch.zeros(len(regions), len(labels))
         for scale in self.config.detection_scales:
-            detections = detect_annotated(self.net, self._resized(pixels, scale), labels)
+            resized = self._resized(pixels, scale)
+            detections = detect_annotated(self.net, resized, labels, bfloat16=self.bfloat16)
             detected += detected_iou(regions, detections, labels)
         detected /= len(self.config.detection_scales)
         return detection_loss_table(log_expected_iou(detected, NEUTRAL_DETECTION))

@@ -99,7 +99,7 @@ class RoundImages:
 
     def __init__(self, dataset: WeakDataset, config: Config, world_size: int = 1) -> None:
         self.dataset, self.seed = dataset, config.seed
-        of_round = (config.teacher or config.prediction).training
+        of_round = config.labelling_network.training
         last = config.prediction.training
         self.seen = [of_round.steps * of_round.batch_size * world_size] * config.rounds
         self.seen.append(last.final_steps * last.batch_size * world_size)

@@ -131,7 +131,7 @@ def plan(
 ) -> list[str]:
     """The stages of a run and their sizes, a line each."""
     images, training = len(dataset), config.prediction.training
-    network, teacher = _title(config.prediction), config.teacher or config.prediction
+    network, teacher = _title(config.prediction), config.labelling_network
     single = f"{network}: {config.prediction_steps} steps of {training.batch_size} images"
     lines = [f"{images} images, {len(dataset.classes)} classes, supervision {dataset.supervision}"]
 

@@ -142,7 +142,7 @@ class _Rounds:
         return self.alternate(self.train_from_seeds(self.prepare(seeds)))
 
     def alternate(self, conditional: Stage) -> Stage:
-        teacher = self.config.teacher or self.config.prediction
+        teacher = self.config.labelling_network
         prediction: Stage | None = None
         tables: Stage | None = None
         for number in range(1, self.config.rounds + 1):
@@ -347,10 +347,12 @@ class _Rounds:
         """The loss tables of a round's network, of the images that the next samples are of."""
         images = self.images.of_round(number + 1)
         file, config = prediction.folder / PREDICTION_FILE, self.config.conditional
+        precision = self.config.labelling_network.training.precision
         options: dict[str, Any] = {"tables": config.tables, "scales": config.detection_scales}
+        options |= {"precision": precision}
         options |= self.images.option(images)
         stage = self.run.stage(f"round {number}, tables", options, prediction)
-        arguments = (images, self.prepared, file, config, stage.folder, self.execution)
+        arguments = (images, self.prepared, file, config, stage.folder, self.execution, precision)
         self.run.do(stage, partial(make_loss_tables, *arguments))
         return stage
 

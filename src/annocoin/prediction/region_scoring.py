@@ -48,7 +48,12 @@ class Detections(NamedTuple):
 
 @torch.no_grad()
 def detect_annotated(
-    net: MaskRCNN, image: ResizedImage, labels: Sequence[int], *, min_score: float = MIN_SCORE
+    net: MaskRCNN,
+    image: ResizedImage,
+    labels: Sequence[int],
+    *,
+    min_score: float = MIN_SCORE,
+    bfloat16: bool = False,
 ) -> Detections:
     """Detections of the classes that the image is known to have.
 
@@ -58,10 +63,11 @@ def detect_annotated(
     Args:
         net: in evaluation mode.
         labels: the classes of the annotation.
+        bfloat16: whether the backbone uses bfloat16 autocast.
     """
     device, heads = next(net.parameters()).device, net.roi_heads
     batch = batch_images([image], device)
-    features = net.backbone(batch.tensors)
+    features = _features(net, batch.tensors, bfloat16)
     proposals, _ = net.rpn(batch, features)
     pooled = heads.box_roi_pool(features, proposals, batch.image_sizes)
     logits, deltas = heads.box_predictor(heads.box_head(pooled))
@@ -107,6 +113,7 @@ def score_regions(
     labels: Sequence[int],
     *,
     mask_scored_regions: int = MASK_SCORED_REGIONS,
+    bfloat16: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute the log probabilities and mask losses that `prediction_loss_table` takes.
 
@@ -116,6 +123,7 @@ def score_regions(
         labels: the J classes to score.
         mask_scored_regions: masks are predicted only for this many regions, those with the highest
             probability of one of the classes.
+        bfloat16: whether the backbone uses bfloat16 autocast.
 
     Returns:
         log Pr_p(j | u) of the background and the J classes, float32 [P, J+1]; and the mean over
@@ -124,7 +132,7 @@ def score_regions(
     device, heads = next(net.parameters()).device, net.roi_heads
     batch = batch_images([image], device)
     boxes = (regions.boxes.float().cpu() * image.scale).to(device)
-    features = net.backbone(batch.tensors)
+    features = _features(net, batch.tensors, bfloat16)
     pooled = heads.box_roi_pool(features, [boxes], batch.image_sizes)
     logits, _ = heads.box_predictor(heads.box_head(pooled))
     log_probabilities = logits.float().log_softmax(dim=1)[:, [0, *labels]].cpu()
@@ -138,6 +146,13 @@ def score_regions(
         pixel_losses = F.binary_cross_entropy_with_logits(masks, targets, reduction="none")
         losses[likely] = pixel_losses.mean(dim=(2, 3))
     return log_probabilities, losses
+
+
+def _features(net: MaskRCNN, images: Tensor, bfloat16: bool) -> dict[str, Tensor]:
+    """The levels of the feature pyramid of images [B, 3, H, W], in full precision."""
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=bfloat16):
+        features = net.backbone(images)
+    return {name: level.float() for name, level in features.items()}
 
 
 def crop_regions(regions: RegionSet, side: int) -> Tensor:
