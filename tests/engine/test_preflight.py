@@ -12,9 +12,17 @@ import torchvision
 
 from annocoin.data.dataset import WeakDataset
 from annocoin.data.loading import load_weak
+from annocoin.engine import preflight
 from annocoin.engine.config import Config
+from annocoin.engine.distribution import single_process
 from annocoin.engine.image_stages import CLASSIFIER_FILE
-from annocoin.engine.preflight import Precomputed, check_architectures, check_before_work, plan
+from annocoin.engine.preflight import (
+    Precomputed,
+    check_architectures,
+    check_before_work,
+    plan,
+    suggest_bfloat16,
+)
 from annocoin.engine.presets import PRESETS, configure
 from annocoin.errors import InputError, Problems
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_classifier
@@ -159,3 +167,27 @@ def test_the_plan_counts_the_images_of_the_classifier(weak: WeakDataset) -> None
     assert lines[0].startswith("5 images")
     assert lines[1].endswith("epochs of 8 images")
     assert lines[2].endswith("of 5 images")
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "supported", "noted"),
+    [
+        ("voc-cpu", "32-true", True, True),
+        ("voc-cpu", "bf16-mixed", True, False),
+        ("voc-cpu", "32-true", False, False),
+        ("synthetic", "32-true", True, False),
+    ],
+)
+def test_bfloat16_is_suggested_where_it_saves_time(
+    name: str, precision: str, supported: bool, noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "has_bfloat16", lambda: supported)
+    config = configure(name, ("cat",))
+    assert bool(suggest_bfloat16(config, single_process(precision=precision))) == noted
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_bfloat16_is_for_all_stages(name: str) -> None:
+    config = configure(name, ("cat",)).in_bfloat16()
+    precisions = [network.training.precision for network in config.prediction_networks.values()]
+    assert {config.classifier.precision, config.seeds.precision, *precisions} == {"bf16"}

@@ -343,6 +343,15 @@ class Config:
         prediction = replace(self.prediction, training=training)
         return replace(self, rounds=0, prediction=prediction, teacher=None)
 
+    def in_bfloat16(self) -> Config:
+        """The same with bfloat16 in every stage that has a precision of its own."""
+        parts: dict[str, Any] = {
+            name: replace(network, training=replace(network.training, precision="bf16"))
+            for name, network in self.prediction_networks.items()
+        }
+        parts["classifier"] = replace(self.classifier, precision="bf16")
+        return replace(self, seeds=replace(self.seeds, precision="bf16"), **parts)
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

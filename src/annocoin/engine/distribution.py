@@ -200,8 +200,13 @@ def warn_of_slow_bfloat16(device: torch.device) -> None:
 
     ResNet-50, forward and backward, took 20 times as long as in full precision with AVX2 only.
     """
-    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if device.type == "cpu" and not has_bfloat16():
         print(SLOW_BFLOAT16, file=sys.stderr, flush=True)
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor computes in bfloat16, instead of emulating it."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _check_rendezvous(nodes: int) -> None:

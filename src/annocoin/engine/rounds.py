@@ -30,7 +30,13 @@ from annocoin.engine.image_stages import (
 from annocoin.engine.label_quality import Measurement
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
 from annocoin.engine.prediction_training import RoundImages, labels_from_masks, train_prediction
-from annocoin.engine.preflight import Precomputed, check_before_work, plan, trains_classifier
+from annocoin.engine.preflight import (
+    Precomputed,
+    check_before_work,
+    plan,
+    suggest_bfloat16,
+    trains_classifier,
+)
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
 from annocoin.engine.randomness import seed_of, seeded
 from annocoin.engine.run_directory import Log, Run, Stage, open_run
@@ -73,12 +79,14 @@ def train_run(
     execution, precomputed = execution or Execution(), precomputed or Precomputed()
     group = execution.group or single_process()
     execution = replace(execution, group=group)
+    if group.precision == "bf16-mixed":
+        config = config.in_bfloat16()
     config = check_before_work(dataset, out, config, precomputed, execution.problems, more_tags)
     tagged = with_more_tags(dataset, more_tags)
     with open_run(
         out, config.to_json(), group, log=log, checkpoint_seconds=checkpoint_seconds
     ) as run:
-        for line in plan(config, dataset, precomputed, more_tags):
+        for line in plan(config, dataset, precomputed, more_tags) + suggest_bfloat16(config, group):
             run.log(line)
         if measurement is not None and measurement.images < len(dataset):
             run.log(f"pseudo labels are measured on {measurement.images} of {len(dataset)} images")
