@@ -153,6 +153,7 @@ def test_bad_values() -> None:
         {"delta": 0.0},
         {"vote_sharpness": math.nan},
         {"seed_prior_weight": -1.0},
+        {"instance_penalty": math.nan},
         {"prediction_weight_spread": 1.5},
         {"nms_threshold": 2.0},
         {"extra_margin": -1.0},
@@ -338,11 +339,12 @@ def test_prediction_log_odds_are_added_with_weights_that_vary_over_samples() -> 
         Candidates(requirements, table=table[1:])
 
 
-def test_instance_penalty_lowers_all_classes() -> None:
+@pytest.mark.parametrize("penalty", [0.5, -0.5])
+def test_instance_penalty_lowers_all_classes(penalty: float) -> None:
     requirements = requirements_of(annotation(WeakLabel(1)), REGIONS)
     unary = torch.rand(2, 4, 2)
-    scores = Candidates(requirements, ScoringOptions("U", instance_penalty=0.5)).scores(unary)
-    torch.testing.assert_close(scores, unary - torch.tensor([0.0, 0.5]))
+    scores = Candidates(requirements, ScoringOptions("U", instance_penalty=penalty)).scores(unary)
+    torch.testing.assert_close(scores, unary - torch.tensor([0.0, penalty]))
 
 
 def test_everything_moves_to_another_device() -> None:

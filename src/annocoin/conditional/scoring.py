@@ -79,7 +79,8 @@ class ScoringOptions:
         pairwise: the form of the pairwise term, see `pairwise_weights`.
         vote_sharpness: see `iou_voting_scores`.
         iterations, delta: see `boundary_aware_scores`.
-        instance_penalty: subtracted from S(y) for every instance; 0 in the paper.
+        instance_penalty: subtracted from S(y) for every instance, so that negative values give more
+            instances; 0 in the paper.
         nms_threshold, overlap_denominator, cross_class_nms_threshold: see `build_suppression`.
         extra_margin: see `infer`; with a loss table it is larger by what the prediction network can
             add to a score. So an instance that the network does not find is not dropped because it
@@ -111,7 +112,9 @@ class ScoringOptions:
         for name in ("vote_sharpness", "delta"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} {getattr(self, name)}; expected above 0")
-        for name in ("seed_prior_weight", "prediction_weight", "instance_penalty", "extra_margin"):
+        if not math.isfinite(self.instance_penalty):
+            raise InputError(f"instance_penalty {self.instance_penalty}; expected a finite number")
+        for name in ("seed_prior_weight", "prediction_weight", "extra_margin"):
             if not (getattr(self, name) or 0) >= 0:
                 raise InputError(f"{name} {getattr(self, name)}; expected 0 or more")
         for name in ("prediction_weight_spread", "nms_threshold", "cross_class_nms_threshold"):
