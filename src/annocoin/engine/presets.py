@@ -107,7 +107,12 @@ def voc_cpu(classes: Classes) -> Config:
         conditional=ConditionalConfig(
             # a small network, trained for minutes, counts less than the class maps
             ConditionalArchitecture(classes, "unet-mobilenet_v2", size=192, score_scale=2.0),
-            ScoringOptions(seed_prior_weight=0.5, prediction_weight=1.5, extra_margin=1.0),
+            ScoringOptions(
+                seed_prior_weight=0.5,
+                prediction_weight=2.0,
+                extra_margin=1.0,
+                instance_penalty=-0.6,
+            ),
             ConditionalTraining(
                 targets="maps", initial_steps=200, steps=40, foreground_bias=1.0, noise_strength=0.5
             ),
@@ -118,7 +123,7 @@ def voc_cpu(classes: Classes) -> Config:
         ),
         prediction=prediction,
         teacher=_resnet50(prediction),
-        rounds=1,
+        rounds=2,
     )
 
 
