@@ -31,9 +31,17 @@ from annocoin.engine.label_quality import Measurement
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
 from annocoin.engine.preflight import Precomputed
 from annocoin.engine.presets import configure
-from annocoin.engine.pseudo_labels import PseudoLabelFolder
+from annocoin.engine.pseudo_labels import PseudoLabelFolder, TableFolder
 from annocoin.engine.rounds import train_run
-from annocoin.engine.run_directory import LOCK, METHOD_VERSION, RESULT, Log, check_format, is_run
+from annocoin.engine.run_directory import (
+    LOCK,
+    METHOD_VERSION,
+    RESULT,
+    Log,
+    check_format,
+    is_run,
+    labelling_network_name,
+)
 from annocoin.errors import InputError, Problems, brief
 from annocoin.evaluation.confidence import rank_by_confidence
 from annocoin.evaluation.evaluator import THRESHOLDS, evaluate
@@ -311,8 +319,8 @@ def _pseudo_labels(
     classifier = precomputed.classifier or run.network("classifier")
     if precomputed.seeds is None and classifier is None:
         raise InputError(f"{run.path}: was trained with given seeds; pass --classifier FILE")
-    prediction = run.network("teacher") or run.network("prediction")
-    digests = [path and file_digest(path) for path in (prediction, conditional)]
+    predictions = _labelling_networks(run)
+    digests = [path and file_digest(path) for path in (*predictions, conditional)]
     content: list[Any] = [METHOD_VERSION, dataset.digest(), *precomputed.digests(), *digests]
     content += [config.to_json(), classifier and file_digest(classifier)]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
@@ -334,18 +342,21 @@ def _pseudo_labels(
         return retrieve_labels(
             dataset, regions, seeds, folder / "labels", config.conditional, execution
         )
-    assert prediction is not None
     options = config.conditional
     prepared = prepare_images(dataset, regions, seeds, folder / "examples", options, execution)
-    tables = make_loss_tables(
-        dataset,
-        prepared,
-        prediction,
-        options,
-        folder / "tables",
-        execution,
-        config.labelling_network.training.precision,
-    )
+    tables: TableFolder | None = None
+    for number, prediction in enumerate(predictions, start=1):
+        tables = make_loss_tables(
+            dataset,
+            prepared,
+            prediction,
+            options,
+            folder / f"tables-{number}",
+            execution,
+            config.labelling_network.training.precision,
+            tables,
+            number,
+        )
     return draw_labels(
         dataset,
         prepared,
@@ -356,6 +367,13 @@ def _pseudo_labels(
         seed=config.seed,
         tables=tables,
     )
+
+
+def _labelling_networks(run: TrainedRun) -> list[Path]:
+    """The prediction networks whose mean tables label: of earlier rounds, then the last one."""
+    names = [labelling_network_name(number + 1) for number in range(run.config.rounds)]
+    networks = [*map(run.network, names), run.network("teacher") or run.network("prediction")]
+    return [network for network in networks if network is not None]
 
 
 def label_measurement(

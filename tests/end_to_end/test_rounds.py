@@ -11,7 +11,10 @@ import torch
 
 from annocoin import api
 from annocoin.data.loading import load_evaluation, load_weak
-from annocoin.engine import rounds
+from annocoin.engine import labelling, rounds
+from annocoin.engine.conditional_dataset import PreparedFolder
+from annocoin.engine.image_stages import Execution
+from annocoin.engine.pseudo_labels import TableFolder
 from annocoin.prediction.networks import read_prediction
 from end_to_end.quick import QUICK, metrics, train
 from end_to_end.test_train import STAGES, precomputed_of, stage_folder, stages_of
@@ -65,6 +68,36 @@ def test_the_cpu_preset_trains(
     shutil.rmtree(stage_folder(run.path, "seeds"))
     shutil.rmtree(stage_folder(run.path, "final-prediction"))
     assert stages_of(api.train(weak, tmp_path / "run", "voc-cpu", **options).path) == STAGES
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_tables_are_averaged_over_rounds(
+    runs: dict[str, Path],
+    scenes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    average: bool,
+) -> None:
+    """The tables of the second round are those of both networks; labels come from all networks."""
+    changes = {"rounds": "2", "conditional.average_tables": str(average).lower()}
+    precomputed = precomputed_of(runs["image"])
+    run = train(scenes, tmp_path / "run", changes=changes, precomputed=precomputed)
+    first, second = (TableFolder(stage_folder(run.path, f"round-{n}-tables")) for n in (1, 2))
+    weak = load_weak(scenes, "image", split="train")
+    prepared = PreparedFolder(stage_folder(run.path, "examples") / "files")
+    network = stage_folder(run.path, "round-2-prediction") / "prediction.safetensors"
+    arguments = (weak, prepared, network, run.config.conditional, tmp_path / "alone")
+    alone = labelling.make_loss_tables(*arguments, Execution(jobs=1))
+    for image_id, table in second.items():
+        log_odds = [t[:, :1] - t[:, 1:] for t in (first[image_id], alone[image_id], table)]
+        expected = (log_odds[0] + log_odds[1]) / 2 if average else log_odds[1]
+        torch.testing.assert_close(log_odds[2], expected, rtol=0.01, atol=0.02)
+    used: list[Path] = []
+    monkeypatch.setattr(api, "make_loss_tables", recorded(api.make_loss_tables, used))
+    assert len(api.label(run, weak, jobs=1)) == len(weak)
+    folders = [path.parent.name.rsplit("-", 1)[0] for path in used]
+    rounds_before = ["round-1-prediction", "round-2-prediction"] if average else []
+    assert folders == [*rounds_before, "final-prediction"]
 
 
 @pytest.mark.parametrize("continued", [True, False])

@@ -31,6 +31,7 @@ from annocoin.objective.task_loss import (
     labelling_score,
     prediction_loss_table,
     restricted_loss_table,
+    running_mean_table,
 )
 
 CLASSES = (2, 5)
@@ -307,6 +308,21 @@ def test_log_odds_of_a_detection_table(seed: int, regions: int, classes: int) ->
             recovered = float(table[u, 0] - table[u, j + 1])
             assert recovered == pytest.approx(math.log(odds[j]), abs=1e-4)
     torch.testing.assert_close(table.neg().exp().sum(dim=1), torch.ones(regions))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_running_mean_of_tables_has_the_mean_log_odds(count: int) -> None:
+    tables = [
+        detection_loss_table(torch.randn(4, 2, generator=torch.Generator().manual_seed(n)))
+        for n in range(count)
+    ]
+    mean = torch.zeros(4, 3)
+    for number, table in enumerate(tables, start=1):
+        mean = running_mean_table(mean, table, number)
+    for u, j in itertools.product(range(4), (1, 2)):
+        expected = sum(float(table[u, 0] - table[u, j]) for table in tables) / count
+        assert float(mean[u, 0] - mean[u, j]) == pytest.approx(expected, abs=1e-5)
+    torch.testing.assert_close((-mean).exp().sum(dim=1), torch.ones(4))
 
 
 def test_detection_tables_with_another_bound_and_of_nothing() -> None:

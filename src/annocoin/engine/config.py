@@ -144,6 +144,8 @@ class ConditionalConfig:
             see `detected_iou`, or by its "rois", the heads' outputs on the region's box.
         detection_scales: sizes of the image, relative to that of the network's training, over which
             `detected_iou` is averaged; larger images show smaller objects.
+        average_tables: average the tables over the prediction networks of all rounds so far, for
+            images that these rounds had in common.
         weights: of the trunk, see `annocoin.conditional.trunks.build_trunk`; or "classifier", the
             backbone of the run's classifier.
     """
@@ -156,6 +158,7 @@ class ConditionalConfig:
     evidence: Evidence = "votes"
     tables: Tables = "rois"
     detection_scales: tuple[float, ...] = (1.0,)
+    average_tables: bool = False
     weights: str = IMAGENET
 
     def __post_init__(self) -> None:

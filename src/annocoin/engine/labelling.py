@@ -45,6 +45,7 @@ from annocoin.objective.task_loss import (
     detection_loss_table,
     prediction_loss_table,
     restricted_loss_table,
+    running_mean_table,
 )
 from annocoin.prediction.networks import ResizedImage, read_prediction, resize_shortest_side
 from annocoin.prediction.region_scoring import detect_annotated, detected_iou, score_regions
@@ -87,15 +88,20 @@ def make_loss_tables(
     out: Path,
     execution: Execution,
     precision: Precision = "32",
+    previous: TableFolder | None = None,
+    number: int = 1,
 ) -> TableFolder:
     """The loss table D of every prepared image under a prediction network.
 
     Args:
         network: its file.
         precision: of its backbone.
+        previous: mean tables of `number` - 1 other networks; those of all of them are made then.
     """
     examples = ConditionalDataset(dataset, prepared, size=config.architecture.size)
-    start = partial(_RegionScorer, examples, network, config, execution.device, precision)
+    start = partial(
+        _RegionScorer, examples, network, config, execution.device, precision, previous, number
+    )
     return _run(TableFolder, TABLES, examples, start, out, "loss tables", execution)
 
 
@@ -204,13 +210,22 @@ class _RegionScorer:
         config: ConditionalConfig,
         device: str,
         precision: Precision,
+        previous: TableFolder | None,
+        number: int,
     ) -> None:
         net, self.architecture = read_prediction(network)
+        self.previous, self.number = previous, number
         self.bfloat16 = precision == "bf16"
         self.net, self.examples, self.config = net.to(device), examples, config
 
     def compute(self, item: int) -> Tensor:
         image = self.examples.images[item]
+        table = self._table(image)
+        if self.previous is None or image.image_id not in self.previous:
+            return table
+        return running_mean_table(self.previous[image.image_id], table, self.number)
+
+    def _table(self, image: WeakImage) -> Tensor:
         requirements = self.examples.prepared[image.image_id].requirements
         regions, labels, pixels = requirements.regions, requirements.labels, image.pixels()
         if self.config.tables == "rois":

@@ -109,9 +109,9 @@ def voc_cpu(classes: Classes) -> Config:
             ConditionalArchitecture(classes, "unet-mobilenet_v2", size=192, score_scale=2.0),
             ScoringOptions(
                 seed_prior_weight=0.5,
-                prediction_weight=2.0,
+                prediction_weight=3.0,
                 extra_margin=1.0,
-                instance_penalty=-0.6,
+                instance_penalty=-1.4,
             ),
             ConditionalTraining(
                 targets="maps", initial_steps=200, steps=40, foreground_bias=1.0, noise_strength=0.5
@@ -120,6 +120,7 @@ def voc_cpu(classes: Classes) -> Config:
             evidence="maps",
             tables="detections",
             detection_scales=(1.0, 1.4),
+            average_tables=True,
         ),
         prediction=prediction,
         teacher=_resnet50(prediction),

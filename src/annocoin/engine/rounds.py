@@ -39,7 +39,7 @@ from annocoin.engine.preflight import (
 )
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
 from annocoin.engine.randomness import seed_of, seeded
-from annocoin.engine.run_directory import Log, Run, Stage, open_run
+from annocoin.engine.run_directory import Log, Run, Stage, labelling_network_name, open_run
 from annocoin.engine.trainer import CHECKPOINT_SECONDS
 from annocoin.files import file_digest, write_bytes
 from annocoin.prediction.networks import build_network, read_prediction, write_prediction
@@ -150,7 +150,7 @@ class _Rounds:
         return self.alternate(self.train_from_seeds(self.prepare(seeds)))
 
     def alternate(self, conditional: Stage) -> Stage:
-        teacher = self.config.labelling_network
+        teacher, average = self.config.labelling_network, self.config.conditional.average_tables
         prediction: Stage | None = None
         tables: Stage | None = None
         for number in range(1, self.config.rounds + 1):
@@ -159,7 +159,10 @@ class _Rounds:
             prediction = self.train_prediction(
                 f"{name}, prediction", samples, None, teacher.training.steps, prediction, teacher
             )
-            tables = self.score_regions(number, prediction)
+            tables = self.score_regions(number, prediction, tables if average else None)
+            if average and not (self.config.teacher and number == self.config.rounds):
+                earlier = labelling_network_name(number)
+                self.networks[earlier] = prediction.folder / PREDICTION_FILE
             conditional = self.train_conditional(f"{name}, conditional", conditional, tables)
         samples = self.draw_samples(self.config.rounds + 1, conditional, tables)
         self.networks["conditional"] = conditional.folder / CONDITIONAL_FILE
@@ -212,18 +215,9 @@ class _Rounds:
         values = asdict(options) | self.images.option(self.used)
         stage = self.run.stage("seeds", values, regions, self.classifier)
         folder = stage.folder / FILES
-        self.run.do(
-            stage,
-            partial(
-                make_seeds,
-                self.used,
-                self.regions,
-                folder,
-                options,
-                classifier=self.networks["classifier"],
-                execution=self.execution,
-            ),
-        )
+        work = partial(make_seeds, self.used, self.regions, folder, options)
+        classifier = self.networks["classifier"]
+        self.run.do(stage, partial(work, classifier=classifier, execution=self.execution))
         self.seeds = SeedFolder(folder)
         self.folders["seeds"] = folder
         return stage
@@ -246,14 +240,7 @@ class _Rounds:
             preparation_options(config) | asdict(config.scoring) | self.images.option(self.used)
         )
         stage = self.run.stage("retrieved labels", options, seeds)
-        arguments = (
-            self.used,
-            self.regions,
-            self.seeds,
-            stage.folder,
-            config,
-            self.execution,
-        )
+        arguments = (self.used, self.regions, self.seeds, stage.folder, config, self.execution)
         self.run.do(stage, partial(retrieve_labels, *arguments))
         self._measure(stage)
         return stage
@@ -263,7 +250,7 @@ class _Rounds:
         config = self.config.conditional
         weights, inputs = self._initial_weights(config.weights)
         options = self._options(config)  # regions are scored later
-        for name in ("scoring", "tables", "detection_scales"):
+        for name in ("scoring", "tables", "detection_scales", "average_tables"):
             del options[name]
         stage = self.run.stage("conditional", options, prepared, *inputs)
 
@@ -351,17 +338,23 @@ class _Rounds:
         self.run.do(stage, work)
         return stage
 
-    def score_regions(self, number: int, prediction: Stage) -> Stage:
-        """The loss tables of a round's network, of the images that the next samples are of."""
+    def score_regions(self, number: int, prediction: Stage, previous: Stage | None) -> Stage:
+        """The loss tables of a round's network, of the images that the next samples are of.
+
+        Args:
+            previous: the tables of the round before, to average with.
+        """
         images = self.images.of_round(number + 1)
         file, config = prediction.folder / PREDICTION_FILE, self.config.conditional
         precision = self.config.labelling_network.training.precision
         options: dict[str, Any] = {"tables": config.tables, "scales": config.detection_scales}
         options |= {"precision": precision}
         options |= self.images.option(images)
-        stage = self.run.stage(f"round {number}, tables", options, prediction)
+        inputs = (prediction,) if previous is None else (prediction, previous)
+        stage = self.run.stage(f"round {number}, tables", options, *inputs)
         arguments = (images, self.prepared, file, config, stage.folder, self.execution, precision)
-        self.run.do(stage, partial(make_loss_tables, *arguments))
+        folder = None if previous is None else TableFolder(previous.folder)
+        self.run.do(stage, partial(make_loss_tables, *arguments, folder, number))
         return stage
 
     def train_conditional(self, name: str, conditional: Stage, tables: Stage) -> Stage:

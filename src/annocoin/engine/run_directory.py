@@ -201,6 +201,11 @@ class Run:
         files.write_json(self.path / COSTS, costs, indent=1)
 
 
+def labelling_network_name(number: int) -> str:
+    """The name of a round's prediction network in the result, where tables are averaged."""
+    return f"round-{number}"
+
+
 @contextmanager
 def open_run(
     path: str | Path,

@@ -86,6 +86,17 @@ def detection_loss_table(log_odds: Tensor, *, clamp: float = LOSS_CLAMP) -> Tens
     return _table_of_log_odds(log_odds.clamp(-clamp, clamp))
 
 
+def running_mean_table(mean: Tensor, table: Tensor, number: int) -> Tensor:
+    """The table of the mean log odds of `number` tables [P, J+1].
+
+    Args:
+        mean: that of all but the last one.
+        table: the last one.
+    """
+    mean_odds, odds = mean[:, :1] - mean[:, 1:], table[:, :1] - table[:, 1:]
+    return _table_of_log_odds(mean_odds + (odds - mean_odds) / number)
+
+
 def clamp_log_odds(table: Tensor, clamp: float = TRAINING_CLAMP) -> Tensor:
     """A restricted table [P, J+1] with log odds clamped to a smaller bound, for training."""
     return _table_of_log_odds((table[:, :1] - table[:, 1:]).clamp(-clamp, clamp))
