@@ -346,12 +346,13 @@ def _pseudo_labels(
     prepared = prepare_images(dataset, regions, seeds, folder / "examples", options, execution)
     tables: TableFolder | None = None
     for number, prediction in enumerate(predictions, start=1):
+        name = "tables" if number == len(predictions) else f"tables-{number}"
         tables = make_loss_tables(
             dataset,
             prepared,
             prediction,
             options,
-            folder / f"tables-{number}",
+            folder / name,
             execution,
             config.labelling_network.training.precision,
             tables,
