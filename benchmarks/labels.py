@@ -25,7 +25,6 @@ import torch
 from annocoin.api import label_measurement
 from annocoin.cli.options import parse_overrides
 from annocoin.conditional.networks import read_conditional
-from annocoin.data.dataset import EvaluationDataset
 from annocoin.data.loading import load_evaluation, load_weak
 from annocoin.engine.conditional_dataset import ConditionalDataset, PreparedFolder
 from annocoin.engine.labelling import samples_of
@@ -84,7 +83,7 @@ def measure(options: argparse.Namespace, variant: str) -> str:
             generator = generator_at(0, "samples", str(example.image_id))
             samples = samples_of(net, example, config, generator=generator)
         labels[example.image_id] = samples.consensus()
-    figures = label_measurement(EvaluationDataset(truth.labelled), weak, Problems()).figures(labels)
+    figures = label_measurement(truth, weak, Problems()).figures(labels)
     values = [100 * figures[f"map@{t:g}"] for t in (0.25, 0.5, 0.7, 0.75)]
     return (
         " / ".join(f"{value:.1f}" for value in values)

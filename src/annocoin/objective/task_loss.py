@@ -93,13 +93,17 @@ def running_mean_table(mean: Tensor, table: Tensor, number: int) -> Tensor:
         mean: that of all but the last one.
         table: the last one.
     """
-    mean_odds, odds = mean[:, :1] - mean[:, 1:], table[:, :1] - table[:, 1:]
-    return _table_of_log_odds(mean_odds + (odds - mean_odds) / number)
+    before = _log_odds_of_table(mean)
+    return _table_of_log_odds(before + (_log_odds_of_table(table) - before) / number)
 
 
 def clamp_log_odds(table: Tensor, clamp: float = TRAINING_CLAMP) -> Tensor:
     """A restricted table [P, J+1] with log odds clamped to a smaller bound, for training."""
-    return _table_of_log_odds((table[:, :1] - table[:, 1:]).clamp(-clamp, clamp))
+    return _table_of_log_odds(_log_odds_of_table(table).clamp(-clamp, clamp))
+
+
+def _log_odds_of_table(table: Tensor) -> Tensor:
+    return table[:, :1] - table[:, 1:]
 
 
 def _table_of_log_odds(log_odds: Tensor) -> Tensor:
