@@ -93,11 +93,13 @@ def test_seeds() -> None:
     )
     peaks, response, blank, retrieved = panels_of(figure, figures.SEED_SIDE, columns=4, gap=6)
     scale = figures.SEED_SIDE / 80
-    plain = draw(IMAGE, annotation, CLASSES, scale=scale)
+    plain = draw(IMAGE, annotation, CLASSES, scale=scale, by_class=True)
     assert (peaks[120, 80] != plain[120, 80]).any()  # the cross at the peak
     assert (response[120, 80] == 255).all()
     assert (blank == 255).all()
-    expected = draw(IMAGE, instances.annotation(), CLASSES, scale=scale, caption="by votes")
+    expected = draw(
+        IMAGE, instances.annotation(), CLASSES, scale=scale, by_class=True, caption="by votes"
+    )
     assert np.array_equal(retrieved, expected)
 
 
@@ -107,12 +109,12 @@ def test_samples() -> None:
     figure = figures.samples_figure(IMAGE, annotation, samples(), CLASSES, truth)
     panels = panels_of(figure, figures.SAMPLE_SIDE, columns=5, gap=3)
     scale = figures.SAMPLE_SIDE / 80
-    labels = draw(IMAGE, annotation, CLASSES, scale=scale, caption="labels")
+    labels = draw(IMAGE, annotation, CLASSES, scale=scale, by_class=True, caption="labels")
     assert np.array_equal(panels[0], labels)
     unscored = Instances(size=SIZE, masks=truth.masks, labels=truth.labels).annotation()
-    second = draw(IMAGE, unscored, CLASSES, scale=scale, caption="2")
+    second = draw(IMAGE, unscored, CLASSES, scale=scale, by_class=True, caption="2")
     assert np.array_equal(panels[2], second)
-    expected = draw(IMAGE, truth.annotation(), CLASSES, scale=scale, caption="truth")
+    expected = draw(IMAGE, truth.annotation(), CLASSES, scale=scale, by_class=True, caption="truth")
     assert np.array_equal(panels[4], expected)
 
 

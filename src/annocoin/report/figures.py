@@ -1,4 +1,4 @@
-"""Figures of intermediate results, as panels in a grid: regions, seeds, samples, rounds."""
+"""Figures: regions, seeds, samples and rounds as panels in a grid, and a run's for a paper."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 import cv2
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from torch import Tensor
 
 from annocoin.conditional.samples import Samples
-from annocoin.data.dataset import WeakDataset
+from annocoin.data.dataset import EvaluationDataset, WeakDataset
+from annocoin.data.images import read_image
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels
 from annocoin.engine.rounds import PREDICTION_FILE
 from annocoin.engine.run_directory import RESULT
 from annocoin.errors import InputError
+from annocoin.evaluation.confidence import true_ious
 from annocoin.files import read_json
 from annocoin.prediction.networks import read_prediction
 from annocoin.prediction.predictor import Predictor
@@ -24,9 +27,13 @@ from annocoin.regions.algebra import resize_superpixels
 from annocoin.regions.hierarchy import contours
 from annocoin.regions.proposals import Analysis
 from annocoin.regions.region_set import RegionSet
+from annocoin.report import plots
+from annocoin.report.by_round import choose_images, images_by_round, round_picture
+from annocoin.report.charts import Chart, import_matplotlib
 from annocoin.report.overlay import Colour, Picture, colour, draw, draw_mask, draw_text, sheet
+from annocoin.report.run_data import RunData, read_run, with_images_of
 from annocoin.seeds.seed_set import Seeds
-from annocoin.types import Annotation, Instances
+from annocoin.types import Annotation, ImageId, Instances
 
 REGION_SIDE = 400
 SEED_SIDE = 320
@@ -38,6 +45,11 @@ ROUND_SAMPLES = 3
 
 SHOWN_SCORE = 0.5
 """Minimum score of the predictions in `rounds_figure`."""
+
+BEST_IMAGES = 5
+"""Images per class in `write_figures`."""
+
+CLASS_SIDE, RESOLUTION = 320, 300.0
 
 
 def regions_figure(
@@ -82,7 +94,7 @@ def seeds_figure(
         max_responses: number of responses; missing ones are blank.
     """
     scale = SEED_SIDE / max(image.shape[:2])
-    peaks = draw(image, annotation, classes, scale=scale)
+    peaks = draw(image, annotation, classes, scale=scale, by_class=True)
     order = seeds.scores.argsort(descending=True).tolist()
     for i in order:
         _draw_cross(peaks, seeds.points[i] * scale, colour(int(seeds.labels[i])))
@@ -96,7 +108,8 @@ def seeds_figure(
     panels += [np.full_like(peaks, 255)] * (max_responses - len(order))
     for rule, instances in labels.items():
         annotation = instances.annotation()
-        panels.append(draw(image, annotation, classes, scale=scale, caption=f"by {rule}"))
+        caption = f"by {rule}"
+        panels.append(draw(image, annotation, classes, scale=scale, caption=caption, by_class=True))
     return sheet(panels, columns=len(panels))
 
 
@@ -122,7 +135,10 @@ def samples_figure(
     if truth is not None:
         panels["truth"] = truth.annotation()
     scale = SAMPLE_SIDE / max(image.shape[:2])
-    pictures = [draw(image, a, classes, scale=scale, caption=text) for text, a in panels.items()]
+    pictures = [
+        draw(image, each, classes, scale=scale, caption=text, by_class=True)
+        for text, each in panels.items()
+    ]
     return sheet(pictures, columns=len(pictures), gap=3)
 
 
@@ -138,7 +154,9 @@ def rounds_figure(run: Path, dataset: WeakDataset, count: int = 8) -> Picture:
     if "round 1, samples" not in folders:
         raise InputError(f"{run}: a run without rounds has no samples to show")
     labels = [PseudoLabelFolder(folders[name]) for name in ("round 1, samples", "final samples")]
-    networks = [folders[name] for name in ("round 1, prediction", "final prediction")]
+    kinds = (", prediction", "final prediction")
+    trained = [folder for name, folder in folders.items() if name.endswith(kinds)]
+    networks = [trained[0], trained[-1]]
     predictors = [
         Predictor(read_prediction(folder / PREDICTION_FILE)[0], threshold=SHOWN_SCORE)
         for folder in networks
@@ -153,10 +171,64 @@ def rounds_figure(run: Path, dataset: WeakDataset, count: int = 8) -> Picture:
             panels[f"{name}, prediction"] = predictor([pixels])[0].annotation()
         scale = SAMPLE_SIDE / max(pixels.shape[:2])
         pictures += [
-            draw(pixels, annotation, dataset.classes, scale=scale, caption=text)
+            draw(pixels, annotation, dataset.classes, scale=scale, caption=text, by_class=True)
             for text, annotation in panels.items()
         ]
     return sheet(pictures, 1 + 2 * (ROUND_SAMPLES + 1), gap=3)
+
+
+def write_figures(
+    run: str | Path,
+    folder: str | Path,
+    *,
+    truth: EvaluationDataset | None = None,
+    shown: Sequence[str] = (),
+    device: str = "cpu",
+) -> list[Path]:
+    """Write the figures of a finished run into a folder; gives the files.
+
+    Args:
+        truth: true masks of the training images, for the reliability diagram.
+        shown: ids of images to show round by round.
+    """
+    import_matplotlib()  # or an error before any work
+    data, folder = with_images_of(read_run(Path(run)), truth), Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: a file; give the name of a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    charts = [*plots.evaluation_charts(data), *plots.label_charts(data)]
+    charts += [*plots.objective_charts(data), *plots.training_charts(data)]
+    if truth is not None and data.labels:
+        charts += _reliability(data, truth)
+    written = [path for chart in charts for path in chart.save(folder)]
+    if not data.labels:
+        return written
+    rows, ids = _rows(data)
+    known = {str(image_id): image_id for image_id in ids}
+    chosen = [known[name] for name in shown] or [ids[i] for i in choose_images(rows)]
+    images = images_by_round(data, chosen, device)
+    if images:
+        last = len(images[0].rounds) - 1
+        panels = [
+            round_picture(image, number, data.classes)
+            for image in images
+            for number in dict.fromkeys((0, last))
+        ]
+        written += _save_both(sheet(panels, 1, gap=3), folder / "rounds")
+    for label, name in enumerate(data.classes, start=1):
+        best = sorted(
+            ((value, i) for i, row in enumerate(rows)
+             for each, value in zip(row["c"], row["v"], strict=True) if each == label),
+            reverse=True,
+        )  # fmt: skip
+        positions = list(dict.fromkeys(i for _, i in best))[:BEST_IMAGES]
+        pictures = _class_pictures(data, [ids[i] for i in positions])
+        if pictures:
+            slug = "".join(letter if letter.isalnum() else "-" for letter in name)
+            written += _save_both(
+                sheet(pictures, BEST_IMAGES, gap=3), folder / f"class-{label}-{slug}"
+            )
+    return written
 
 
 def _distinct_samples(labels: PseudoLabels) -> list[Instances]:
@@ -204,3 +276,48 @@ def _heat_map(image: Picture, response: npt.NDArray[np.float32], size: Sequence[
     heat = cv2.applyColorMap((255 * alpha).astype(np.uint8), cv2.COLORMAP_INFERNO)[:, :, ::-1]
     mixed = (1 - alpha) * 0.6 * grey[:, :, None] + alpha * heat
     return np.asarray(np.clip(mixed, 0, 255), dtype=np.uint8)
+
+
+def _rows(data: RunData) -> tuple[list[dict[str, list[float]]], list[ImageId]]:
+    """Classes and confidences of the final labels of all images that can be drawn."""
+    labels = list(data.labels.values())[-1]
+    ids = [i for i in labels if i in data.images and data.images[i].path.is_file()]
+    rows = []
+    for image_id in ids:
+        instances = labels[image_id].consensus_instances()
+        values = instances.confidence.nan_to_num(0.0).tolist()
+        rows.append({"c": instances.labels.tolist(), "v": values})
+    return rows, ids
+
+
+def _class_pictures(data: RunData, ids: Sequence[ImageId]) -> list[Picture]:
+    labels, pictures = list(data.labels.values())[-1], []
+    for image_id in ids:
+        pixels = read_image(data.images[image_id].path)
+        annotation = labels[image_id].consensus_instances().annotation()
+        scale = CLASS_SIDE / max(pixels.shape[:2])
+        pictures.append(draw(pixels, annotation, data.classes, scale=scale))
+    return pictures
+
+
+def _reliability(data: RunData, truth: EvaluationDataset) -> list[Chart]:
+    if truth.classes != data.classes:
+        raise InputError(f"{truth.labelled.source}: other classes than {data.path}")
+    labels, confidence, ious = list(data.labels.values())[-1], [], []
+    for image_id in truth:
+        if image_id in labels:
+            instances = labels[image_id].consensus_instances()
+            values = instances.confidence.tolist()
+            best = true_ious(instances, truth.truth(image_id)).tolist()
+            known = [(v, iou) for v, iou in zip(values, best, strict=True) if v == v]
+            confidence += [value for value, _ in known]
+            ious += [iou for _, iou in known]
+    return [plots.reliability_chart(confidence, ious)] if confidence else []
+
+
+def _save_both(picture: Picture, path: Path) -> list[Path]:
+    """Write a picture as PNG and PDF."""
+    paths = [path.with_name(f"{path.name}{suffix}") for suffix in (".png", ".pdf")]
+    for each in paths:
+        Image.fromarray(picture).save(each, resolution=RESOLUTION)
+    return paths
