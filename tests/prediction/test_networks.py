@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from annocoin.conditional.networks import (
     write_conditional,
 )
 from annocoin.errors import InputError
+from annocoin.prediction import networks
 from annocoin.prediction.networks import (
     PredictionArchitecture,
     batch_images,
@@ -42,9 +45,11 @@ from annocoin.prediction.networks import (
     freeze_backbone,
     make_masks_class_agnostic,
     read_prediction,
+    resize_for,
     resize_shortest_side,
     write_prediction,
 )
+from annocoin.prediction.predictor import Predictor
 from prediction.worlds import CLASSES, network, random_image, small
 
 LEVELS = {
@@ -340,3 +345,53 @@ def test_roi_pooling_has_fixed_strides(sides: tuple[int, int]) -> None:
         net([torch.rand(3, *sides)])
     for pool in (net.roi_heads.box_roi_pool, net.roi_heads.mask_roi_pool):
         assert pool.scales == [1 / 4, 1 / 8, 1 / 16]
+
+
+WRITE = """
+import sys, torch
+from annocoin.prediction.networks import PredictionArchitecture, build_network, write_prediction
+torch.manual_seed(0)
+architecture = PredictionArchitecture(("cat",), "tiny", fpn_channels=8, representation_size=8)
+write_prediction(sys.argv[1], build_network(architecture), architecture)
+"""
+
+
+def test_equal_networks_give_equal_bytes_and_changes_are_noticed(tmp_path: Path) -> None:
+    """In other processes: the order of safetensors' texts is random in each."""
+    contents = set()
+    for number in range(3):
+        file = tmp_path / f"{number}.safetensors"
+        subprocess.run([sys.executable, "-c", WRITE, str(file)], check=True)
+        contents.add(file.read_bytes())
+    assert len(contents) == 1
+    content = contents.pop()
+    load_file(file)
+    for position in (3, 40, len(content) // 3, len(content) - 1):
+        changed = bytearray(content)
+        changed[position] ^= 4
+        file.write_bytes(changed)
+        with pytest.raises(InputError, match="not a prediction network"):
+            read_prediction(file)
+    file.write_bytes(content[:-1])
+    with pytest.raises(InputError, match="not a prediction network"):
+        read_prediction(file)
+
+
+@pytest.mark.parametrize("size", [(10, 4000), (4000, 10), (1, 500), (1, 1), (30, 20), (107, 300)])
+def test_images_of_any_shape_are_resized_as_by_torchvision(size: tuple[int, int]) -> None:
+    architecture = PredictionArchitecture(
+        ("cat",), "tiny", min_size=64, max_size=107, fpn_channels=8
+    )
+    net = build_network(architecture).eval()
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    resized = resize_for(net, image)
+    assert min(resized.shape[1:]) >= 1
+    assert max(resized.shape[1:]) <= 107
+    if min(size) * 107 / max(size) >= 1:
+        expected, _ = net.transform([torch.tensor(image).permute(2, 0, 1).float() / 255])
+        height, width = expected.image_sizes[0]
+        assert torch.equal(resized, expected.tensors[0, :, :height, :width])
+    with pytest.MonkeyPatch.context() as patch:  # channel by channel, as of large images
+        patch.setattr(networks, "LARGE_IMAGE", 0)
+        assert torch.allclose(resize_for(net, image), resized, atol=1e-5)
+    assert Predictor(net, threshold=0.0)([image])[0].size == size

@@ -19,6 +19,12 @@ from prediction.worlds import network
 from regions.worlds import World, worlds
 
 
+def smooth_l1(difference: float, beta: float = 1 / 9) -> float:
+    """Quadratic up to beta, then linear."""
+    size = abs(difference)
+    return size**2 / (2 * beta) if size < beta else size - beta / 2
+
+
 def quarters() -> tuple[np.ndarray, RegionSet]:
     """An image of 48 x 72 pixels, and unions of blocks of 8 x 8."""
     rng = np.random.default_rng(0)
@@ -48,7 +54,7 @@ def test_scores_are_those_of_the_heads_on_single_regions(labels: tuple[int, ...]
     heads = net.roi_heads
     image, regions = quarters()
     resized = resize_shortest_side(image, 64, 128)  # enlarged by 4 / 3
-    logs, losses = score_regions(net, resized, regions, labels)
+    logs, losses, box_losses = score_regions(net, resized, regions, labels)
     assert logs.shape == (12, len(labels) + 1)
     assert losses.shape == (12, len(labels))
     images = batch_images([resized])
@@ -61,8 +67,14 @@ def test_scores_are_those_of_the_heads_on_single_regions(labels: tuple[int, ...]
             )
             box = torch.tensor([[x0, y0, x1, y1]]) * 4 / 3
             hidden = heads.box_head(heads.box_roi_pool(features, [box], images.image_sizes))
-            expected = heads.box_predictor(hidden)[0].softmax(dim=1)[0, [0, *labels]].log()
+            logits, deltas = heads.box_predictor(hidden)
+            expected = logits.softmax(dim=1)[0, [0, *labels]].log()
             torch.testing.assert_close(logs[u], expected, rtol=1e-4, atol=1e-5)
+            for column, label in enumerate(labels):  # to the RoI, whose own offsets are 0
+                offsets = deltas[0, 4 * label : 4 * label + 4].tolist()
+                assert float(box_losses[u, column]) == pytest.approx(
+                    sum(smooth_l1(offset) for offset in offsets), rel=1e-3, abs=1e-6
+                )
             pooled = heads.mask_roi_pool(features, [box], images.image_sizes)
             masks = heads.mask_predictor(heads.mask_head(pooled))[0].sigmoid()
             for column, label in enumerate(labels):
@@ -79,8 +91,8 @@ def test_masks_of_unlikely_regions_are_not_scored() -> None:
     net = network().eval()
     image, regions = quarters()
     resized = resize_shortest_side(image, 64, 128)
-    expected, exact = score_regions(net, resized, regions, (1, 3))
-    logs, losses = score_regions(net, resized, regions, (1, 3), mask_scored_regions=4)
+    expected, exact, _ = score_regions(net, resized, regions, (1, 3), mask_scored_regions=None)
+    logs, losses, _ = score_regions(net, resized, regions, (1, 3), mask_scored_regions=4)
     torch.testing.assert_close(logs, expected)
     likely = set(logs[:, 1:].amax(dim=1).argsort(descending=True)[:4].tolist())
     for u in range(12):
@@ -99,8 +111,8 @@ def test_masks_of_unlikely_regions_are_not_scored() -> None:
 def test_the_loss_table_is_finite(labels: tuple[int, ...], count: int) -> None:
     image, regions = quarters()
     net = network().eval()
-    logs, losses = score_regions(net, resize_shortest_side(image, 64, 128), regions[:count], labels)
-    table = prediction_loss_table(logs, losses)
+    scores = score_regions(net, resize_shortest_side(image, 64, 128), regions[:count], labels)
+    table = prediction_loss_table(*scores, clamp=None)
     assert table.shape == (count, len(labels) + 1)
     assert bool(table.isfinite().all())
     assert bool((table >= 0).all())

@@ -117,6 +117,51 @@ def test_masks_are_cropped_at_the_resolution_of_the_targets(seed: int) -> None:
     assert len(instance.unique()) > 1
 
 
+def smooth_l1(difference: float, beta: float = 1 / 9) -> float:
+    size = abs(difference)
+    return size**2 / (2 * beta) if size < beta else size - beta / 2
+
+
+@pytest.mark.parametrize("pointwise", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_boxes_in_expectation_by_loops(seed: int, pointwise: bool) -> None:
+    """Equation 11 with Delta_box: sums over the classes of one and of two samples of Pr_p."""
+    net = network(seed)
+    heads, images = net.roi_heads, image_batch(seed)
+    targets = random_targets(seed)
+    rois = sampled_rois(targets, seed)
+    options = LossOptions(expected_boxes=True, pointwise=pointwise)
+    features = net.backbone(images.tensors)
+    losses = SoftLosses(net, options, gamma=0.3)._box_losses(images, features, [rois])
+    losses = {name: loss.detach() for name, loss in losses.items()}
+    pooled = heads.box_roi_pool(features, [rois.boxes], images.image_sizes)
+    logits, deltas = heads.box_predictor(heads.box_head(pooled))
+    probabilities = logits.softmax(dim=1).tolist()
+    offsets = deltas.view(len(rois.boxes), -1, 4).tolist()
+    cross = own = 0.0
+    for n, box in enumerate(rois.boxes):
+        for i, weight in enumerate(rois.matches.instances[n].tolist()):
+            if not weight:
+                continue
+            wanted = heads.box_coder.encode_single(targets.boxes[i][None], box[None])[0].tolist()
+            for c, p in enumerate(probabilities[n][1:], start=1):
+                for x in range(4):
+                    cross += weight * p * smooth_l1(offsets[n][c][x] - wanted[x])
+                    for other, q in enumerate(probabilities[n][1:], start=1):
+                        difference = offsets[n][c][x] - offsets[n][other][x]
+                        own += weight * p * q * smooth_l1(difference)
+    count = len(rois.boxes)
+    assert own > 0
+    assert float(losses["loss_box_reg"]) == pytest.approx(cross / count, rel=1e-3)
+    assert ("box_diversity" in losses) is not pointwise
+    if not pointwise:
+        assert float(losses["box_diversity"]) == pytest.approx(-0.7 * own / count, rel=1e-3)
+    plain = SoftLosses(net, LossOptions(), gamma=0.3)._box_losses(images, features, [rois])
+    assert "box_diversity" not in plain
+    assert not torch.allclose(plain["loss_box_reg"], losses["loss_box_reg"])
+    torch.testing.assert_close(plain["loss_classifier"], losses["loss_classifier"])
+
+
 def boxes_near(boxes: Tensor, seed: int, spread: float = 0.15) -> Tensor:
     """Boxes that are matched to instances in some samples, and a few random ones."""
     generator = torch.Generator().manual_seed(seed)

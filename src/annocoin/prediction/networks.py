@@ -28,7 +28,7 @@ from annocoin import backbones
 from annocoin.backbones import IMAGENET, IMAGENET_MEAN, IMAGENET_STD, SCRATCH, TINY
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.masks import Size
-from annocoin.network_files import read_network, write_network
+from annocoin.network_files import read_architecture, read_network, write_network
 
 RESNET_LAYERS = {"layer1": 256, "layer2": 512, "layer3": 1024, "layer4": 2048}
 BACKBONES = {
@@ -44,10 +44,15 @@ BOX_HEAD_CONVOLUTIONS = 2
 NORM_GROUPS = 16
 """Convolutions of the box head, and groups of all normalisation, with `group_norm`."""
 
+MAX_MASK_LAYERS = 64
+LARGE_IMAGE = 16_000_000
+"""Pixels of images that are resized channel by channel."""
+
 SIZE_DIVISOR = 32
 """Batches are padded to multiples of this, as in torchvision."""
 
 PREDICTION_KIND = "prediction network"
+TRAIN = "annocoin train"
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,8 @@ class PredictionArchitecture:
             raise InputError(
                 f"fpn_channels {self.fpn_channels}; group_norm needs a multiple of {NORM_GROUPS}"
             )
+        if self.mask_layers > MAX_MASK_LAYERS:
+            raise InputError(f"mask_layers {self.mask_layers}; expected at most {MAX_MASK_LAYERS}")
         if not 32 <= self.min_size <= self.max_size <= 4096:
             raise InputError(
                 f"min_size {self.min_size}, max_size {self.max_size}; "
@@ -150,21 +157,31 @@ def build_network(architecture: PredictionArchitecture, weights: str | Path = SC
     return net
 
 
-def write_prediction(path: str | Path, net: MaskRCNN, architecture: PredictionArchitecture) -> None:
-    """Write a prediction network as .safetensors, atomically."""
-    write_network(path, net, PREDICTION_KIND, asdict(architecture))
+def write_prediction(
+    path: str | Path, net: MaskRCNN, architecture: PredictionArchitecture, *, half: bool = False
+) -> None:
+    """Write a prediction network as .safetensors, atomically.
+
+    Args:
+        half: store weights as float16, in half of the space.
+    """
+    write_network(path, net, PREDICTION_KIND, asdict(architecture), half=half)
 
 
 def read_prediction(path: str | Path) -> tuple[MaskRCNN, PredictionArchitecture]:
     """Read a file that `write_prediction` wrote; anything else is an `InputError`."""
-    architectures: list[PredictionArchitecture] = []
+    architecture = read_prediction_architecture(path)
+    net = read_network(path, PREDICTION_KIND, lambda _: build_network(architecture), TRAIN)
+    return net, architecture
 
-    def build(options: dict[str, Any]) -> MaskRCNN:
-        options["classes"] = tuple(options["classes"])
-        architectures.append(PredictionArchitecture(**options))
-        return build_network(architectures[0])
 
-    return read_network(path, PREDICTION_KIND, build, "annocoin train"), architectures[0]
+def read_prediction_architecture(path: str | Path) -> PredictionArchitecture:
+    """The architecture in a file that `write_prediction` wrote, without the weights."""
+
+    def build(options: dict[str, Any]) -> PredictionArchitecture:
+        return PredictionArchitecture(**options | {"classes": tuple(options["classes"])})
+
+    return read_architecture(path, PREDICTION_KIND, build, TRAIN)
 
 
 def freeze_backbone(net: MaskRCNN, layers: int) -> None:
@@ -219,6 +236,34 @@ def resize_shortest_side(
         # without antialiasing, as torchvision's transform
         pixels = F.interpolate(pixels[None], size, mode="bilinear", align_corners=False)[0]
     return ResizedImage(pixels, (height, width))
+
+
+def resize_for(
+    net: MaskRCNN, image: npt.NDArray[np.uint8], device: torch.device | str = "cpu"
+) -> Tensor:
+    """An image [H, W, 3] normalised and resized by the network's transform: [3, h, w].
+
+    One so thin that a side would vanish keeps a pixel of it. The channels of a large one are
+    resized one by one, since all of them in full precision take gigabytes.
+    """
+    transform, (height, width) = net.transform, image.shape[:2]
+    mean, std = (
+        torch.tensor(v)[:, None, None] for v in (transform.image_mean, transform.image_std)
+    )
+    factors = transform.min_size[-1] / min(height, width), transform.max_size / max(height, width)
+    thin = min(factors) * min(height, width) < 1
+    size = [max(1, int(side * min(factors))) for side in (height, width)]
+    parts = 3 if height * width > LARGE_IMAGE else 1
+    resized = []
+    for channels in torch.arange(3).chunk(parts):
+        pixels = torch.tensor(image[:, :, channels.tolist()], device=device).permute(2, 0, 1)
+        pixels = pixels.float().div_(255)
+        pixels.sub_(mean[channels].to(device)).div_(std[channels].to(device))
+        if thin:
+            resized.append(F.interpolate(pixels[None], size, mode="bilinear")[0])
+        else:
+            resized.append(transform.resize(pixels)[0])
+    return torch.cat(resized)
 
 
 def batch_images(images: Sequence[ResizedImage], device: torch.device | str = "cpu") -> ImageList:

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from PIL import Image
 from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.transform import resize_boxes
 
 from annocoin import masks
 from annocoin.data.images import read_image
 from annocoin.errors import InputError
+from annocoin.prediction.networks import resize_for
 from annocoin.types import Instances
 
 ImageSource = str | Path | Image.Image | np.ndarray
@@ -59,9 +61,14 @@ class Predictor:
         """Run the network on one image: padding to a common size would change the predictions."""
         net = self.net
         net.roi_heads.score_thresh = self.threshold  # predictors may share a network
-        pixels = torch.tensor(read_image(image), device=self.device).permute(2, 0, 1).float() / 255
-        size = (int(pixels.shape[1]), int(pixels.shape[2]))
-        batch, _ = net.transform([pixels])
+        pixels = read_image(image)
+        size = (int(pixels.shape[0]), int(pixels.shape[1]))
+        resized = resize_for(net, pixels, self.device)
+        del pixels, image
+        batch = ImageList(
+            net.transform.batch_images([resized], net.transform.size_divisible),
+            [(int(resized.shape[1]), int(resized.shape[2]))],
+        )
         features = net.backbone(batch.tensors)
         proposals, _ = net.rpn(batch, features)
         (detections,), _ = net.roi_heads(features, proposals, batch.image_sizes)

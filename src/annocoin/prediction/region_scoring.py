@@ -13,11 +13,10 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.transform import resize_boxes
 
+from annocoin.objective.task_loss import MASK_SCORED_REGIONS
 from annocoin.prediction.networks import ResizedImage, batch_images
+from annocoin.prediction.soft_losses import SMOOTH_L1_BETA
 from annocoin.regions.region_set import RegionSet
-
-MASK_SCORED_REGIONS = 64
-"""Default number of regions per image whose masks are predicted."""
 
 UNKNOWN_MASK_LOSS = math.log(2)
 """Mask loss of all other regions: that of a probability of one half at every pixel."""
@@ -105,6 +104,22 @@ def detected_iou(regions: RegionSet, detections: Detections, labels: Sequence[in
     return result
 
 
+class RegionScores(NamedTuple):
+    """The outputs of the RoI heads on P regions, for the background and J classes.
+
+    Args:
+        log_probabilities: log Pr_p(j | u), float32 [P, J+1].
+        mask_losses: the mean over pixels of the cross entropy between the mask of class j and the
+            region, float32 [P, J].
+        box_losses: the smooth L1 loss between the box that the network regresses for class j and
+            the region's tight box, summed over its four offsets, float32 [P, J].
+    """
+
+    log_probabilities: Tensor
+    mask_losses: Tensor
+    box_losses: Tensor
+
+
 @torch.no_grad()
 def score_regions(
     net: MaskRCNN,
@@ -112,40 +127,41 @@ def score_regions(
     regions: RegionSet,
     labels: Sequence[int],
     *,
-    mask_scored_regions: int = MASK_SCORED_REGIONS,
+    mask_scored_regions: int | None = MASK_SCORED_REGIONS,
     bfloat16: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Compute the log probabilities and mask losses that `prediction_loss_table` takes.
+) -> RegionScores:
+    """Compute the log probabilities and losses that `prediction_loss_table` takes.
 
     Args:
         net: in evaluation mode.
         regions: P regions in the coordinates of the original image.
         labels: the J classes to score.
         mask_scored_regions: masks are predicted only for this many regions, those with the highest
-            probability of one of the classes.
+            probability of one of the classes; None for all.
         bfloat16: whether the backbone uses bfloat16 autocast.
-
-    Returns:
-        log Pr_p(j | u) of the background and the J classes, float32 [P, J+1]; and the mean over
-        pixels of the cross entropy between the mask of class j and the region, float32 [P, J].
     """
     device, heads = next(net.parameters()).device, net.roi_heads
     batch = batch_images([image], device)
     boxes = (regions.boxes.float().cpu() * image.scale).to(device)
     features = _features(net, batch.tensors, bfloat16)
     pooled = heads.box_roi_pool(features, [boxes], batch.image_sizes)
-    logits, _ = heads.box_predictor(heads.box_head(pooled))
+    logits, deltas = heads.box_predictor(heads.box_head(pooled))
+    offsets = deltas.float().view(*logits.shape, 4)[:, list(labels)].cpu()  # 0 is the RoI itself
+    box_losses = F.smooth_l1_loss(
+        offsets, torch.zeros_like(offsets), beta=SMOOTH_L1_BETA, reduction="none"
+    )
     log_probabilities = logits.float().log_softmax(dim=1)[:, [0, *labels]].cpu()
     losses = torch.full((len(regions), len(labels)), UNKNOWN_MASK_LOSS)
     if labels:
         best = log_probabilities[:, 1:].amax(dim=1)
-        likely = best.topk(min(mask_scored_regions, len(regions))).indices.sort().values
+        limit = len(regions) if mask_scored_regions is None else mask_scored_regions
+        likely = best.topk(min(limit, len(regions))).indices.sort().values
         pooled = heads.mask_roi_pool(features, [boxes[likely.to(device)]], batch.image_sizes)
         masks = heads.mask_predictor(heads.mask_head(pooled))[:, list(labels)].float().cpu()
         targets = crop_regions(regions[likely], masks.shape[-1])[:, None].expand_as(masks)
         pixel_losses = F.binary_cross_entropy_with_logits(masks, targets, reduction="none")
         losses[likely] = pixel_losses.mean(dim=(2, 3))
-    return log_probabilities, losses
+    return RegionScores(log_probabilities, losses, box_losses.sum(dim=2))
 
 
 def _features(net: MaskRCNN, images: Tensor, bfloat16: bool) -> dict[str, Tensor]:

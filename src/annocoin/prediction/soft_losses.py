@@ -23,7 +23,13 @@ from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import box_iou
 
 from annocoin.errors import InputError, check_positive
-from annocoin.objective.diversity import GAMMA, class_entropy, mask_entropy
+from annocoin.objective.diversity import (
+    GAMMA,
+    box_self_diversity,
+    class_entropy,
+    expected_box_losses,
+    mask_entropy,
+)
 from annocoin.prediction.soft_targets import (
     MatchWeights,
     SoftTargets,
@@ -58,6 +64,9 @@ class LossOptions:
             score are not background in the losses: they may be objects without a label. For RoIs
             it is the probability of the annotated classes, for anchors the objectness. 1 is Mask
             R-CNN's loss.
+        expected_boxes: the loss of a RoI's box as its expectation over the RoI's classes, minus
+            its self diversity, as the paper's eq. 11 has it: see `expected_box_losses` and
+            `box_self_diversity`. Otherwise Mask R-CNN's loss: the box of the matched class alone.
     """
 
     anchors_per_image: int = 256
@@ -68,6 +77,7 @@ class LossOptions:
     mask_weight: float = 1.0
     class_agnostic_masks: bool = False
     background_max_score: float = 1.0
+    expected_boxes: bool = False
 
     def __post_init__(self) -> None:
         check_positive("anchors_per_image", self.anchors_per_image)
@@ -92,7 +102,7 @@ class SoftLosses(nn.Module):
     """The losses of a Mask R-CNN for images with soft targets.
 
     Their sum is DIV(Pr_p, Pr_c) - (1 - gamma) DIV(Pr_p, Pr_p), plus torchvision's losses of the
-    region proposal network and of box regression.
+    region proposal network and, unless boxes are part of the diversities, of box regression.
     """
 
     def __init__(
@@ -198,7 +208,7 @@ class SoftLosses(nn.Module):
         logits, deltas = heads.box_predictor(heads.box_head(pooled))
         all_logs = logits.float().log_softmax(dim=1)
         all_deltas = deltas.float().view(*logits.shape, 4)
-        classification = regression = entropy = all_logs.sum() * 0
+        classification = regression = entropy = box_diversity = all_logs.sum() * 0
         for (boxes, matches, targets, _), logs, deltas in zip(
             rois, all_logs.split(counts), all_deltas.split(counts), strict=True
         ):
@@ -209,11 +219,19 @@ class SoftLosses(nn.Module):
             probabilities.index_add_(1, targets.labels, matches.instances)
             classification = classification - (probabilities * logs).sum() / count
             entropy = entropy + class_entropy(logs).sum() / count
-            box_losses = _box_regression(deltas, boxes, matches, targets, heads.box_coder)
+            if self.options.expected_boxes:
+                box_losses, diversity = _expected_boxes(
+                    deltas, logs.exp(), boxes, matches, targets, heads.box_coder
+                )
+                box_diversity = box_diversity + diversity.sum() / count
+            else:
+                box_losses = _box_regression(deltas, boxes, matches, targets, heads.box_coder)
             regression = regression + box_losses.sum() / count
         losses = {"loss_classifier": classification, "loss_box_reg": regression}
         if self.entropy_weight:
             losses["class_entropy"] = -self.entropy_weight * entropy
+            if self.options.expected_boxes:
+                losses["box_diversity"] = -self.entropy_weight * box_diversity
         return losses
 
     def _mask_losses(
@@ -266,6 +284,35 @@ def _box_regression(
     expected = coder.encode_single(targets.boxes[instance], boxes[row])
     losses = F.smooth_l1_loss(deltas[row, label], expected, beta=SMOOTH_L1_BETA, reduction="none")
     return matches.instances[row, instance] * losses.sum(dim=1)
+
+
+def _expected_boxes(
+    deltas: Tensor,
+    probabilities: Tensor,
+    boxes: Tensor,
+    matches: MatchWeights,
+    targets: SoftTargets,
+    coder: BoxCoder,
+) -> tuple[Tensor, Tensor]:
+    """The boxes' parts of DIV(Pr_p, Pr_c) [pairs] and of DIV(Pr_p, Pr_p) [M], of matched RoIs.
+
+    Both have the weight of the match: RoIs that are background in all samples have no box.
+
+    Args:
+        deltas: of each RoI and class, [N, C+1, 4].
+        probabilities: of each RoI's classes, [N, C+1].
+    """
+    row, instance = matches.instances.nonzero(as_tuple=True)
+    expected = coder.encode_single(targets.boxes[instance], boxes[row])
+    cross = expected_box_losses(
+        probabilities[row, 1:], deltas[row, 1:], expected, beta=SMOOTH_L1_BETA
+    )
+    weight = matches.instances.sum(dim=1)
+    matched = weight > 0
+    diversity = box_self_diversity(
+        probabilities[matched, 1:], deltas[matched, 1:], beta=SMOOTH_L1_BETA
+    )
+    return matches.instances[row, instance] * cross, weight[matched] * diversity
 
 
 def _mask_targets(
