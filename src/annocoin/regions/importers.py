@@ -6,9 +6,11 @@ regions are exactly the imported masks.
 
 from __future__ import annotations
 
+import io
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +21,13 @@ from annocoin.data.dataset import LabelledImage, LabelledImages
 from annocoin.data.images import safe_join
 from annocoin.data.parsing import field, finite
 from annocoin.errors import InputError, brief
-from annocoin.files import read_json
+from annocoin.files import read_bytes, read_json
 from annocoin.masks import RLE, Size
 from annocoin.regions.region_set import RegionSet, regions_of_masks
+
+MAX_MAT_BYTES = 1 << 28
+MAT_HEADER, MAT_COMPRESSED = 128, 15
+"""Bytes of the header of a .mat file, and the type of compressed parts, by its format."""
 
 Edges = npt.NDArray[np.floating]
 Entries = list[tuple[str, Any]]
@@ -73,7 +79,9 @@ class ProposalSource:
         kind, _, name = source.partition(":")
         self.path = Path(name)
         if kind not in ("mcg", "coco") or not name:
-            raise InputError(f"--from {source}; expected mcg:DIR or coco:FILE")
+            raise InputError(
+                f"--from {source}; expected mcg:DIR or coco:FILE, or sam:ENCODER.onnx,DECODER.onnx"
+            )
         if not self.path.exists():
             raise InputError(f"{name}: no such file or folder")
         if kind == "mcg" and not self.path.is_dir():
@@ -133,15 +141,37 @@ def read_mat(path: Path, size: Size, edges: Edges | None = None) -> RegionSet:
 
 
 def _load_mat(path: Path) -> dict[str, Any]:
+    packed = read_bytes(path, MAX_MAT_BYTES)
     try:
-        content: dict[str, Any] = scipy.io.loadmat(path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
+        _check_unpacked(packed)
+        content: dict[str, Any] = scipy.io.loadmat(io.BytesIO(packed))
     except NotImplementedError:
         raise InputError(f"{path}: MATLAB's format 7.3; save it with -v7 in MATLAB") from None
     except Exception as error:  # scipy's reader raises exceptions of many kinds
         raise InputError(f"{path}: broken .mat file ({error})") from None
     return content
+
+
+def _check_unpacked(content: bytes) -> None:
+    """Raise if the compressed parts of a .mat file, of format 5, are too large to be unpacked.
+
+    After a header, whose last two bytes tell the byte order, each part has a type and a length.
+    """
+    if content[126:128] not in (b"IM", b"MI"):  # format 4, which is not compressed
+        return
+    order: Literal["little", "big"] = "big" if content[126:128] == b"MI" else "little"
+    position, total = MAT_HEADER, 0
+    while position + 8 <= len(content):
+        kind, length = (int.from_bytes(content[i : i + 4], order) for i in (position, position + 4))
+        position += 8
+        if kind == MAT_COMPRESSED:
+            unpacker, rest = zlib.decompressobj(), content[position : position + length]
+            while rest and not unpacker.eof:
+                total += len(unpacker.decompress(rest, 1 << 20))
+                rest = unpacker.unconsumed_tail
+                if total > MAX_MAT_BYTES:
+                    raise ValueError(f"more than {MAX_MAT_BYTES:,} bytes when unpacked")
+        position += length if kind == MAT_COMPRESSED else -(-length // 8) * 8
 
 
 def _cell_members(

@@ -9,7 +9,7 @@ import numpy as np
 from torchvision.ops import box_convert
 
 from annocoin import files, masks
-from annocoin.data.artefacts import ArrayFormat, Arrays, ArtefactFolder
+from annocoin.data.artefacts import ArrayFormat, Arrays, ArtefactFolder, unpack_bits
 from annocoin.data.images import MAX_PIXELS
 from annocoin.errors import InputError, check_positive
 from annocoin.progress import track
@@ -100,15 +100,13 @@ def regions_from_arrays(arrays: Arrays) -> RegionSet:
     height, width, count, superpixels = (int(value) for value in arrays["shape"])
     if arrays["superpixels"].shape != (height, width) or height * width > MAX_PIXELS:
         raise ValueError(f"a map {arrays['superpixels'].shape} for an image {(height, width)}")
-    fits = count >= 0 and 1 <= superpixels <= height * width
-    if not fits or arrays["membership"].size != -(-count * superpixels // 8):
-        raise ValueError(f"{arrays['membership'].size} bytes for {count} x {superpixels} bits")
+    if count < 0 or not 1 <= superpixels <= height * width:
+        raise ValueError(f"{count} x {superpixels} bits for {height} x {width} pixels")
     if (arrays["edge_strength"] < 0).any():
         raise ValueError("negative edge_strength")
-    bits = np.unpackbits(arrays["membership"], count=count * superpixels)
     return RegionSet.of(
         np.cumsum(arrays["superpixels"], axis=1, dtype=np.int64),
-        bits.reshape(count, superpixels),
+        unpack_bits(arrays["membership"], (count, superpixels)),
         scores=arrays["scores"],
         edge_strength=arrays["edge_strength"],
     )
