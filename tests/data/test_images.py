@@ -49,6 +49,18 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
         assert np.array_equal(pixels[:, :, 0], GRADIENT[:, :, 0])
 
 
+@pytest.mark.parametrize(
+    ("greatest", "expected"),
+    [(255, 255), (200, 200), (1023, 255), (4095, 255), (16000, 249), (65535, 255)],
+)
+def test_the_bit_depth_in_use_is_scaled(tmp_path: Path, greatest: int, expected: int) -> None:
+    """A camera's 12 bits in a file of 16 must not be nearly black."""
+    values = np.zeros((4, 6), np.uint16)
+    values[1, 2] = greatest
+    Image.fromarray(values).save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png")[1, 2].tolist() == [expected] * 3
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "LA", "RGBA", "CMYK", "I;16", "F"])
 def test_a_pillow_image_is_read_as_its_file(tmp_path: Path, mode: str) -> None:
     path = tmp_path / ("a.tif" if mode in ("CMYK", "F") else "a.png")

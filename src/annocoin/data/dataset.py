@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from annocoin import masks
-from annocoin.data.images import read_image
+from annocoin.data.images import check_file_name, read_image
 from annocoin.data.parsing import unique
 from annocoin.errors import InputError, Problems, brief, check_choice
 from annocoin.types import Annotation, Box, ImageId, Instances, WeakLabel
@@ -51,6 +51,9 @@ class LabelledImage:
     path: Path | None
     annotation: Annotation
     listed_labels: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_file_name(self.file_name, f"image {brief(self.image_id)}")
 
     def image_path(self) -> Path:
         """The image file; raises if there is none."""
@@ -382,7 +385,8 @@ def _tags_only(dataset: WeakDataset) -> WeakDataset:
 
 
 def _box_only(label: WeakLabel) -> WeakLabel:
-    return WeakLabel(label.label, box=tight_box(label), difficult=label.difficult)
+    box = tight_box(label)
+    return WeakLabel(label.label, box=box, difficult=label.difficult, clipped=label.clipped)
 
 
 def _point_only(label: WeakLabel) -> WeakLabel:

@@ -6,7 +6,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -14,16 +14,25 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from annocoin.errors import InputError, brief
+from annocoin.errors import InputError, breaks_text, brief
+from annocoin.files import open_regular
 from annocoin.masks import Size
 
+MAX_IMAGE_BYTES = 1 << 30
 MAX_PIXELS = 100_000_000
 """Larger images are refused: a small file can claim any size and fill the memory when decoded."""
 
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
 """Decoders in use: some of Pillow's others start external programs."""
 
+ORIENTATION = 0x0112
+"""The number of that tag in EXIF."""
+
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+BIT_DEPTHS = (8, 10, 12, 14, 16)
+UNSUPPORTED = (".heic", ".heif", ".avif", ".gif", ".svg", ".pdf", ".raw", ".dng", ".cr2", ".nef")
+"""Suffixes of other images, for messages."""
+
 END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xae\x42\x60\x82"}
 
 
@@ -31,7 +40,7 @@ def read_image(source: str | Path | Image.Image | npt.NDArray[np.uint8]) -> npt.
     """An image as RGB: uint8 [H, W, 3].
 
     EXIF orientation is applied, grey and palette images become RGB, transparent pixels are blended
-    with white, 16-bit values are scaled.
+    with white. Values of 16-bit images are scaled from the bit depth in use, 10, 12, 14 or 16.
 
     Args:
         source: a file, a Pillow image, or an array uint8 [H, W], [H, W, 1], [H, W, 3] (RGB) or
@@ -58,7 +67,7 @@ def image_size(path: Path) -> Size:
         if not _has_end_marker(path, image.format):
             image.load()
         width, height = image.size
-        if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # orientations rotated by 90 degrees
+        if image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8):  # rotated by 90 degrees
             width, height = height, width
         return height, width
 
@@ -89,6 +98,12 @@ def find_image(folder: Path, stem: str, where: str) -> Path:
         for candidate in (base.with_name(base.name + s) for s in (suffix, suffix.upper())):
             if candidate.is_file():
                 return candidate
+    if base.suffix and (base.is_file() or base.suffix.lower() in UNSUPPORTED):
+        found = "" if base.is_file() else "no such file, and "
+        raise InputError(
+            f"{where}: {base}: {found}images of this kind are not read; convert it to "
+            f"{', '.join(SUFFIXES)}"
+        )
     raise InputError(f"{where}: no image {base}.jpg (or {', '.join(SUFFIXES[1:])})")
 
 
@@ -101,6 +116,23 @@ def safe_join(folder: Path, name: str, where: str) -> Path:
     return folder.joinpath(*parts)
 
 
+def check_file_name(name: str, where: str) -> None:
+    """Raise if no list, CSV or XML file could hold a file name, or if it has no name but a suffix.
+
+    Lists of images are read line by line and stripped: with blanks at its ends or a line break
+    inside, a name would be another one.
+    """
+    for part in PurePosixPath(name).parts or ("",):
+        stem = PurePosixPath(part).stem
+        if part != part.strip() or stem != stem.strip() or any(map(breaks_text, part)):
+            raise InputError(
+                f"{where}: file name {name!r} with blanks at its ends, control characters or line "
+                "breaks, or not in UTF-8; rename the file"
+            )
+    if part.lower() in ("", *SUFFIXES):
+        raise InputError(f"{where}: file name {name!r} without a name; rename the file")
+
+
 @contextmanager
 def open_image(
     path: Path | str, file: Any = None, formats: tuple[str, ...] = FORMATS
@@ -111,10 +143,14 @@ def open_image(
         path: the file, or with `file` its name in messages.
         file: a binary file object to read instead.
     """
-    with _decoding(path):
+    with ExitStack() as stack, _decoding(path):
+        if file is None:
+            if not os.path.exists(path):
+                raise InputError(f"{path}: no such image file")
+            file = stack.enter_context(open_regular(path, MAX_IMAGE_BYTES))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own, lower limit on the number of pixels
-            opened = Image.open(path if file is None else file, formats=formats)
+            opened = Image.open(file, formats=formats)
         with opened as image:
             _check_pixels(image.width, image.height, path)
             yield image
@@ -126,9 +162,9 @@ def _decoding(name: Path | str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except FileNotFoundError:
-        raise InputError(f"{name}: no such image file") from None
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError:
+        raise InputError(f"{name}: not an image that can be read") from None
+    except Image.DecompressionBombError as error:
         raise InputError(f"{name}: not an image that can be read ({error})") from None
     except Exception as error:  # Pillow's decoders raise many kinds
         raise InputError(f"{name}: broken image ({error})") from None
@@ -141,15 +177,21 @@ def _check_pixels(width: int, height: int, name: Path | str) -> None:
 
 def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
     image.load()
-    upright = ImageOps.exif_transpose(image)
+    upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
     if upright.mode.startswith("I"):
         values = np.asarray(upright, dtype=np.float64)
-        grey = np.clip(values / 257 if values.max(initial=0) > 255 else values, 0, 255)
+        grey = np.clip(values * 255 / _maximum_of(values), 0, 255)
         return np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
     if "A" in upright.mode or "transparency" in upright.info:
         upright = upright.convert("RGBA")
         upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
-    return np.asarray(upright.convert("RGB"))
+    return np.asarray(upright if upright.mode == "RGB" else upright.convert("RGB"))
+
+
+def _maximum_of(values: npt.NDArray[np.float64]) -> int:
+    """The greatest value of the bit depth in use: cameras store 10 to 14 bits in files of 16."""
+    greatest = values.max(initial=0)
+    return next((2**bits - 1 for bits in BIT_DEPTHS if greatest < 2**bits), 2 ** BIT_DEPTHS[-1] - 1)
 
 
 def _from_array(array: npt.NDArray[Any]) -> Image.Image:
@@ -167,7 +209,7 @@ def _has_end_marker(path: Path, image_format: str | None) -> bool:
     marker = END_MARKERS.get(image_format or "")
     if marker is None:
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - 64))
         return file.read().rstrip(b"\0").endswith(marker)

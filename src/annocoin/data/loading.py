@@ -31,7 +31,8 @@ def load_weak(
     """Images with weak labels, for training.
 
     Args:
-        path: a VOC folder, a COCO .json, a folder with labels.csv, a YOLO or a labelme folder.
+        path: a VOC folder, a COCO .json or folder, a folder with labels.csv, a YOLO or a labelme
+            folder.
         supervision: the weak labels to keep: "image" (tags), "box", "point", "mixed", or "mask",
             which is full supervision, for comparison.
         split: the name of the list of images; default all images.
@@ -93,7 +94,7 @@ def load_labelled(
 
 def recognise(path: Path) -> DatasetKind:
     """The format of the dataset at `path`."""
-    if path.is_file() and path.suffix == ".json":
+    if (path.is_file() and path.suffix == ".json") or any(path.glob(coco.INSTANCES)):
         return "coco"
     if (path / "Annotations").is_dir() and (path / "JPEGImages").is_dir():
         return "voc"
@@ -101,12 +102,18 @@ def recognise(path: Path) -> DatasetKind:
         return "folder"
     if (path / "data.yaml").is_file():
         return "yolo"
+    if any(path.glob(Path(coco.INSTANCES).name)):
+        raise InputError(
+            f"{path}: a folder of COCO annotations; expected the folder above it, with --split, or "
+            "one of its files, with --images DIR"
+        )
     if path.is_dir() and any(path.glob("*.json")):
         return "labelme"
     problem = "not a dataset of a known format" if path.exists() else "no such file or folder"
     raise InputError(
         f"{path}: {problem}; expected a VOC folder (Annotations, JPEGImages), a COCO .json, a "
-        "folder with images/ and labels.csv, a YOLO folder (data.yaml) or a labelme folder"
+        f"COCO folder ({coco.INSTANCES}), a folder with images/ and labels.csv, a YOLO folder "
+        "(data.yaml) or a labelme folder"
     )
 
 
@@ -119,6 +126,9 @@ def _read(
     problems: Problems,
 ) -> LabelledImages:
     check_choice("kind", kind, get_args(DatasetKind))
+    if kind == "coco" and path.is_dir():
+        path, beside = coco.find_file(path, split)
+        images, split = images or beside, None
     if kind in ("coco", "labelme") and split is not None:
         raise InputError(f"{path}: a {kind} dataset has no split lists; leave out --split")
     if kind == "voc":

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from annocoin.data.images import MAX_PIXELS
 from annocoin.errors import InputError, brief
 from annocoin.masks import Size
-from annocoin.types import WeakLabel, clip_box
+from annocoin.types import WeakLabel, box_area, clip_box
 
 T = TypeVar("T")
 
@@ -44,8 +44,8 @@ def optional_number(entry: dict[str, Any], key: str, where: str) -> float | None
 
 
 def numbers(entry: dict[str, Any], key: str, names: str, where: str) -> list[float] | None:
-    """The finite numbers of the list `entry[key]`, as many as `names`; None if it is missing."""
-    if entry.get(key) is None:
+    """The finite numbers of the list `entry[key]`, as many as `names`; None without any."""
+    if entry.get(key) is None or entry[key] == []:
         return None
     values = [finite(value, f"{where}: {key}") for value in field(entry, key, list, where)]
     if len(values) != len(names.split(", ")):
@@ -78,7 +78,10 @@ def located_label(
     x, y = point or (0, 0)
     if not (0 <= x <= size[1] and 0 <= y <= size[0]):
         raise InputError(f"{where}: point {x:g}, {y:g} is outside the image {size[1]} x {size[0]}")
-    return WeakLabel(label, box=clipped, point=None if point is None else (x, y), **fields)
+    lost = 0.0 if clipped is None or box is None else 1 - box_area(clipped) / box_area(box)
+    return WeakLabel(
+        label, box=clipped, point=None if point is None else (x, y), clipped=lost, **fields
+    )
 
 
 def checked_size(height: Any, width: Any, where: str) -> Size:

@@ -126,3 +126,91 @@ def test_what_is_no_coco_file(coco: Path, text: str) -> None:
     coco.write_text(text)
     with pytest.raises(InputError, match=r"a\.json: "):
         load_evaluation(coco)
+
+
+def with_annotations(coco: Path, *annotations: dict[str, Any]) -> Path:
+    """The file with these annotations of its image."""
+    content = coco_content()
+    content["annotations"] = [
+        {"id": number, "image_id": 7, "category_id": 18, **annotation}
+        for number, annotation in enumerate(annotations)
+    ]
+    coco.write_text(json.dumps(content))
+    return coco
+
+
+def test_tags_and_points_of_coco(coco: Path) -> None:
+    three = [1, 1, 2, 9, 1, 2, 4, 2, 2, 0, 0, 0, 19, 9, 1]  # visible at x 1, 9 and 4
+    with_annotations(
+        coco,
+        {},
+        {"bbox": [], "segmentation": []},
+        {"bbox": [], "point": [3, 4]},
+        {"keypoints": [5.5, 6, 2]},
+        {"keypoints": three, "bbox": [0, 0, 0, 0]},
+        {"keypoints": [0, 0, 0], "bbox": [1, 1, 4, 4]},
+        {"point": [3, 4], "keypoints": three, "bbox": [1, 1, 4, 4]},
+    )
+    annotation = load_labelled(coco)[0].annotation
+    assert annotation.kinds == ("tag", "tag", "point", "point", "point", "box", "box")
+    points = [label.point for label in annotation]
+    assert points == [None, None, (3, 4), (5.5, 6), (4, 2), None, (3, 4)]
+    weak = load_weak(coco, "point", images=coco.parent / "images")
+    assert weak[0].annotation.kinds == ("tag", "tag", "point", "point", "point", "tag", "point")
+    with_annotations(coco, {"keypoints": [1, 2]})
+    with pytest.raises(InputError, match="expected x, y, visibility"):
+        load_labelled(coco)
+
+
+def test_boxes_as_corners_are_refused(coco: Path) -> None:
+    """Images of 10 x 20: as x, y, width, height the first box would end at 30, 14."""
+    with_annotations(coco, {"bbox": [12, 5, 18, 9]}, {"bbox": [1, 2, 4, 5]})
+    with pytest.raises(InputError, match=r"look like x0, y0, x1, y1; expected x, y, width, height"):
+        load_labelled(coco)
+    with_annotations(coco, {"bbox": [12, 5, 18, 9]}, {"bbox": [9, 2, 4, 5]})  # not all: clipped
+    first, second = load_labelled(coco)[0].annotation
+    assert (first.box, first.clipped) == ((12, 5, 20, 10), pytest.approx(1 - 8 * 5 / (18 * 9)))
+    assert second.clipped == 0
+    with_annotations(coco, {"bbox": [0, 0, 20, 10]})  # the whole image is right in both
+    assert load_labelled(coco)[0].annotation[0].box == (0, 0, 20, 10)
+
+
+@pytest.fixture
+def coco_folder(coco: Path) -> Path:
+    root = coco.parent / "COCO"
+    for split, images in (("train2017", "train2017"), ("val2017", "images/val2017")):
+        picture(root / images / "sub" / "a.jpg")
+        (root / "annotations").mkdir(exist_ok=True)
+        (root / "annotations" / f"instances_{split}.json").write_text(coco.read_text())
+    return root
+
+
+def test_a_folder_in_cocos_layout(coco_folder: Path) -> None:
+    for split in ("train2017", "val2017"):
+        weak = load_weak(coco_folder, "box", split=split)
+        assert split in weak[0].path.parts
+        assert len(weak[0].annotation) == 2
+    with pytest.raises(InputError, match="has train2017, val2017; select one with --split"):
+        load_weak(coco_folder)
+    with pytest.raises(InputError, match="no split 'test'; expected one of train2017, val2017"):
+        load_weak(coco_folder, split="test")
+    (coco_folder / "annotations" / "instances_val2017.json").unlink()
+    assert len(load_weak(coco_folder)) == 1
+
+
+def test_the_annotations_of_coco_are_not_labelme(coco_folder: Path) -> None:
+    with pytest.raises(InputError, match=r"COCO annotations; expected the folder above it"):
+        load_weak(coco_folder / "annotations")
+    file = coco_folder / "annotations" / "instances_val2017.json"
+    file.rename(coco_folder / "labels.json")
+    for path in coco_folder.glob("annotations/*"):
+        path.unlink()
+    with pytest.raises(InputError, match=r"labels.json: a COCO file in a folder that was read"):
+        load_weak(coco_folder)
+    with pytest.raises(InputError, match=r"no annotations/instances_\*.json in it"):
+        load_weak(coco_folder, kind="coco")
+
+
+def test_a_missing_file_is_not_broken_json(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^\S*nope.json: no such file$"):
+        load_labelled(tmp_path / "nope.json", kind="coco")

@@ -37,6 +37,15 @@ def folder(tmp_path: Path) -> Path:
         ("a.jpg,cat,1,2,300,4\n", {"a": [("cat", (1, 2, 20, 4))]}),
         ("image,class,xmin,ymin,xmax,ymax\na,cat,,,,\n", {"a": [("cat", None)]}),
         ('\ufeffimage,class\nsub/c,"cat, big"\n', {"sub/c": [("cat, big", None)]}),
+        ('image;class\na;"cat;dog"\nb;\n', {"a": [("cat", None), ("dog", None)], "b": []}),
+        (
+            "image;class;xmin;ymin;xmax;ymax\na;cat;1,5;2;3,5;4\n",
+            {"a": [("cat", (1.5, 2, 3.5, 4))]},
+        ),
+        ("a.jpg;cat;1;2;3;4\n", {"a": [("cat", (1, 2, 3, 4))]}),
+        ("a.jpg\tcat\nb.png\tdog\n", {"a": [("cat", None)], "b": [("dog", None)]}),
+        ("a.jpg,cat;dog\n", {"a": [("cat", None), ("dog", None)]}),
+        ("image,class\na,cat,,\n", {"a": [("cat", None)]}),
     ],
 )
 def test_labels_csv(folder: Path, text: str, expected: dict[str, list[Any]]) -> None:
@@ -101,10 +110,16 @@ def test_points_and_splits_of_a_folder(folder: Path) -> None:
         ("image,class,xmin,ymin,xmax,ymax\na,cat;dog,1,2,3,4\n", "2 classes for one box"),
         ("image,class,x,y\na,cat,50,1\n", "outside the image"),
         ("a.jpg,cat,1,2,3\n", "5 columns"),
+        ("image,class\na,cat,dog\n", r"labels\.csv:2: \['dog'\] beyond the 2 columns .* cat;dog"),
+        ("image;class\na;cat;dog\n", "beyond the 2 columns"),
+        ('image,class\na,cat\nb,dog\na,"cat, dog"\n', "'cat, dog' beside 'cat' and 'dog'"),
+        ("image,class\nh.heic,cat\n", r"labels\.csv:2: .*images/h\.heic: images of this kind"),
+        ("image,class\ng.HEIC,cat\n", r"g\.HEIC: no such file, and images of this kind"),
     ],
 )
 def test_bad_labels_csv_is_one_clear_line(folder: Path, text: str, expected: str) -> None:
     (folder / "labels.csv").write_text(text)
+    (folder / "images" / "h.heic").write_bytes(b"not read")
     with pytest.raises(InputError, match=expected) as caught:
         load_weak(folder, "box" if "xmin" in text else "image")
     assert "\n" not in str(caught.value)
@@ -115,3 +130,24 @@ def test_two_images_of_one_stem_are_refused(folder: Path) -> None:
     (folder / "labels.csv").write_text("a.jpg,cat\na.png,cat\n")
     with pytest.raises(InputError, match="'a' occurs twice"):
         load_weak(folder)
+
+
+def test_a_file_of_excel_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture(folder / "images" / "müsli.jpg")
+    (folder / "labels.csv").write_bytes("image;class\r\nmüsli.jpg;Löwe\r\n".encode("cp1252"))
+    labelled = load_labelled(folder)
+    assert (labelled.classes, labelled[0].image_id) == (("Löwe",), "müsli")
+    assert "not in UTF-8, read as cp1252" in capsys.readouterr().err
+    (folder / "labels.csv").write_bytes(b"image,class\n\x81\x8d,cat\n")  # in neither of them
+    with pytest.raises(InputError, match="not a text file in cp1252"):
+        load_labelled(folder)
+    (folder / "labels.csv").unlink()
+    with pytest.raises(InputError, match="no such file"):
+        load_labelled(folder, kind="folder")
+
+
+def test_lines_with_surplus_cells_can_be_skipped(folder: Path) -> None:
+    (folder / "labels.csv").write_text("image,class\na,cat\nb,dog,cat\n")
+    problems = Problems(skip=True)
+    assert [image.image_id for image in load_weak(folder, problems=problems)] == ["a"]
+    assert len(problems.skipped) == 1

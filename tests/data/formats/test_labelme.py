@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from annocoin import masks
+from annocoin.data.conversion import write_dataset
+from annocoin.data.dataset import LabelledImage, LabelledImages
 from annocoin.data.loading import load_labelled
 from annocoin.errors import InputError
-from annocoin.types import WeakLabel
+from annocoin.types import Annotation, WeakLabel
 from pictures import picture
 
 
@@ -84,3 +86,21 @@ def test_bad_labelme_is_one_clear_line(
     with pytest.raises(InputError, match=expected) as caught:
         load_labelled(labelme)
     assert "\n" not in str(caught.value)
+
+
+def test_the_confidence_is_in_the_description(tmp_path: Path) -> None:
+    """labelme shows it in the dialog of a shape."""
+    picture(tmp_path / "a.jpg")
+    labels = (
+        WeakLabel(1, box=(1, 2, 5, 6), score=1.0, confidence=0.755),
+        WeakLabel(1, box=(1, 2, 5, 6), score=0.5),
+        WeakLabel(1, box=(1, 2, 5, 6)),
+    )
+    image = LabelledImage("a", "a.jpg", tmp_path / "a.jpg", Annotation((10, 20), labels))
+    write_dataset(LabelledImages.of(["cat"], [image]), tmp_path / "out", "labelme")
+    shapes = json.loads((tmp_path / "out" / "a.json").read_text())["shapes"]
+    texts = [shape["description"] for shape in shapes]
+    assert texts in (["confidence 0.76", "score 0.50", ""], ["confidence 0.75", "score 0.50", ""])
+    assert [label.confidence for label in load_labelled(tmp_path / "out")[0].annotation] == [
+        0.755, None, None,
+    ]  # fmt: skip

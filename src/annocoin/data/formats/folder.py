@@ -8,9 +8,13 @@ The first line names the columns, in any order:
 - ``x, y``: a point.
 
 Without such a first line, the columns are image, class, then nothing, two or four numbers. Other
-columns are ignored, and so are images without a line, with a note of their number. The classes are
-all that occur, in alphabetical order. A file `NAME.txt` beside the CSV, with one image per line, is
-the split NAME.
+columns are ignored, and so are images without a line, with a note of their number. A line with more
+cells than the first one is an error: they are usually further classes. The classes are all that
+occur, in alphabetical order. A file `NAME.txt` beside the CSV, with one image per line, is the
+split NAME.
+
+Cells are separated by commas, semicolons or tabs, as the first line shows; with the latter two,
+numbers may have a decimal comma. The text is UTF-8, or else cp1252, both of which Excel writes.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
 from annocoin.data.formats import ConversionLoss
 from annocoin.data.images import SUFFIXES, copy_image, find_image, image_size, safe_join
 from annocoin.data.parsing import finite, located_label, unique
-from annocoin.errors import InputError, Problems, brief
+from annocoin.errors import InputError, Problems, brief, printable
 from annocoin.files import new_directory, read_lines, read_text
 from annocoin.masks import Size
 from annocoin.progress import track
@@ -47,6 +51,9 @@ _COLUMNS_BY_COUNT = {
     4: ("image", "class", *_POINT),
     6: ("image", "class", *_BOX),
 }
+DELIMITERS = ",;\t"
+EXCEL_ENCODING = "cp1252"
+
 _Row = tuple[int, dict[str, str]]
 """Line number and the cells by column."""
 
@@ -56,6 +63,7 @@ def read(root: Path, split: str | None, problems: Problems) -> LabelledImages:
     path = root / "labels.csv"
     rows = _read_rows(path, problems)
     classes = sorted({name for _, row in rows for name in _class_names(row)})
+    _check_commas(classes, path)
     by_image: dict[Path, list[_Row]] = {}
     for line, row in rows:
         with problems.caught():
@@ -106,10 +114,12 @@ def write(labelled: LabelledImages, out: Path) -> ConversionLoss:
 
 
 def _read_rows(path: Path, problems: Problems) -> list[_Row]:
+    text = _read_table(path)
+    delimiter = _delimiter(text)
     try:
         lines = [
             (number, [cell.strip() for cell in cells])
-            for number, cells in enumerate(csv.reader(io.StringIO(read_text(path))), start=1)
+            for number, cells in enumerate(csv.reader(io.StringIO(text), delimiter=delimiter), 1)
             if any(cell.strip() for cell in cells)
         ]
     except csv.Error as error:
@@ -120,7 +130,7 @@ def _read_rows(path: Path, problems: Problems) -> list[_Row]:
     header = _parse_header(first, str(path))
     if header is not None:
         lines = lines[1:]
-    elif PurePosixPath(first[0]).suffix.lower() not in SUFFIXES:
+    elif not _is_image_name(first[0]):
         raise InputError(
             f"{path}:1: found {brief(first)}; expected the column names "
             "image,class[,xmin,ymin,xmax,ymax] or a line such as a.jpg,cat"
@@ -128,10 +138,61 @@ def _read_rows(path: Path, problems: Problems) -> list[_Row]:
     rows = []
     for number, cells in lines:
         with problems.caught():
+            if header is not None:
+                _check_surplus(cells, first, f"{path}:{number}")
             columns = header or _columns_by_count(cells, f"{path}:{number}")
             row = {column: cells[i] for column, i in columns.items() if i < len(cells)}
+            if delimiter != ",":  # then the numbers may have a decimal comma
+                row |= {key: row[key].replace(",", ".") for key in row.keys() & {*_BOX, *_POINT}}
             rows.append((number, row))
     return rows
+
+
+def _read_table(path: Path) -> str:
+    """The text of a CSV file in UTF-8 or, with a note, as Excel writes it on Windows."""
+    try:
+        return read_text(path)
+    except InputError:
+        text = read_text(path, EXCEL_ENCODING)  # raises again where there is no such file
+        print(f"note: {path}: not in UTF-8, read as {EXCEL_ENCODING}", file=sys.stderr)
+        return text
+
+
+def _delimiter(text: str) -> str:
+    """The one with which the first line names columns, or begins with an image; else a comma."""
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    for delimiter in DELIMITERS:
+        cells = next(csv.reader([first], delimiter=delimiter))
+        words = {cell.strip().lower() for cell in cells}
+        names = all(words & _ALIASES[column] for column in ("image", "class"))
+        if names or (len(cells) > 1 and _is_image_name(cells[0].strip())):
+            return delimiter
+    return DELIMITERS[0]
+
+
+def _is_image_name(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
+
+
+def _check_surplus(cells: list[str], header: list[str], where: str) -> None:
+    """Raise if cells without a column would be lost."""
+    surplus = [cell for cell in cells[len(header) :] if cell]
+    if surplus:
+        raise InputError(
+            f"{where}: {brief(surplus)} beyond the {len(header)} columns {brief(header)}; several "
+            "classes are one cell, separated by ';', such as cat;dog"
+        )
+
+
+def _check_commas(classes: list[str], path: Path) -> None:
+    """Raise if a class is a list of other classes."""
+    for name in classes:
+        parts = [part.strip() for part in name.split(",")]
+        if len(parts) > 1 and set(parts) <= set(classes):
+            raise InputError(
+                f"{path}: class {name!r} beside {' and '.join(map(repr, parts))}; classes are "
+                f"separated by ';', such as {';'.join(parts)}"
+            )
 
 
 def _parse_header(cells: list[str], where: str) -> dict[str, int] | None:
@@ -181,9 +242,10 @@ def _note_unlisted(by_image: dict[Path, list[_Row]], root: Path) -> None:
     files = (file for file in (root / "images").rglob("*") if file.suffix.lower() in SUFFIXES)
     unlisted = sorted(set(files) - by_image.keys())
     if unlisted:
+        example = printable(unlisted[0].name)
         print(
             f"note: {root}: {len(unlisted)} of the images have no line in labels.csv and are "
-            f"ignored, such as {unlisted[0].name}; 'NAME,' marks an image without classes",
+            f"ignored, such as {example}; 'NAME,' marks an image without classes",
             file=sys.stderr,
         )
 

@@ -42,6 +42,11 @@ def read(root: Path, with_masks: bool, problems: Problems) -> LabelledImages:
     for path in sorted(root.glob("*.json")):
         with problems.caught():
             content = read_json(path)
+            if isinstance(content, dict) and {"images", "annotations"} <= content.keys():
+                raise InputError(
+                    f"{path}: a COCO file in a folder that was read as labelme; expected the file "
+                    "itself as the dataset, with --images DIR"
+                )
             shapes = field(content, "shapes", list, str(path))
             labels = [field(shape, "label", str, str(path)) for shape in shapes]
             names |= {*_tags(content), *labels}
@@ -195,13 +200,20 @@ def _from_weak_label(label: WeakLabel, name: str, group_id: int) -> list[_Shape]
     common: _Shape = {
         "label": name,
         "group_id": group_id if len(shapes) > 1 else None,
-        "description": "",
+        "description": _description(label),
         "flags": {flag: True for flag in ("crowd", "difficult") if getattr(label, flag)},
     }
     for key, value in (("score", label.score), ("confidence", label.confidence)):
         if value is not None:
             common[key] = value
     return [{**common, **shape} for shape in shapes]
+
+
+def _description(label: WeakLabel) -> str:
+    """Confidence or score as text, which labelme shows with a shape; other keys it only keeps."""
+    if label.confidence is not None:
+        return f"confidence {label.confidence:.2f}"
+    return "" if label.score is None else f"score {label.score:.2f}"
 
 
 def _to_png(rle: RLE) -> _Shape:

@@ -23,7 +23,7 @@ from annocoin.data.formats import ConversionLoss
 from annocoin.data.images import copy_image, find_image, image_size, read_index_map, safe_join
 from annocoin.data.parsing import finite, label_of, located_label, unique
 from annocoin.errors import InputError, Problems
-from annocoin.files import new_directory, read_lines
+from annocoin.files import new_directory, open_regular, read_lines
 from annocoin.masks import RLE, Size
 from annocoin.progress import track
 from annocoin.types import Annotation, WeakLabel
@@ -33,6 +33,7 @@ CLASSES: tuple[str, ...] = (
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
     "tvmonitor",
 )  # fmt: skip
+MAX_XML_BYTES = 1 << 26
 VOID = 255
 """Index of pixels that belong to no object."""
 
@@ -144,12 +145,15 @@ def _read_image(
 def _read_xml(path: Path) -> Element:
     """The root of an XML file; document types and entities are refused."""
     try:
-        tree: Element | None = defusedxml.ElementTree.parse(path, forbid_dtd=True).getroot()
+        if not path.exists():
+            raise InputError(f"{path}: no such annotation file")
+        with open_regular(path, MAX_XML_BYTES) as file:
+            tree: Element | None = defusedxml.ElementTree.parse(file, forbid_dtd=True).getroot()
         if tree is None:
             raise ParseError("no element")
         return tree
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such annotation file") from None
+    except InputError:
+        raise
     except DefusedXmlException as error:
         raise InputError(f"{path}: a document type or entities in the XML ({error})") from None
     except (ParseError, ValueError, LookupError) as error:
