@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from annocoin.conditional.inference import Suppression, build_suppression, infer
 from annocoin.conditional.requirements import Requirements, requirements_of
+from annocoin.conditional.scoring import Candidates, ScoringOptions
 from annocoin.errors import InputError
 from annocoin.objective.task_loss import labelling_score
 from annocoin.regions.region_set import RegionSet
 from annocoin.types import Annotation, WeakLabel
 from conditional.worlds import annotated, annotation, random_seeds, seeds_at, stripes
+from regions.worlds import World, worlds
 
 Image = tuple[RegionSet, Annotation]
 
@@ -267,6 +270,101 @@ def test_the_papers_overlap_keeps_a_region_that_contains_a_selected_part() -> No
     later = build_suppression(requirements, overlap_denominator="later")
     assert infer(scores, requirements, later).labels.tolist() == [[1, 1]]
     assert labels_of(scores, requirements) == [[1, 0]]
+
+
+def algorithm_1(scores: torch.Tensor, regions: RegionSet, threshold: float) -> dict[int, set[int]]:
+    """The second part of the paper's algorithm 1, line by line: Y_j of every class j.
+
+    Args:
+        scores: G [P, J+1] after the pairwise term.
+    """
+    masks = regions.masks().flatten(1)
+    selected: dict[int, set[int]] = {}
+    for j in range(1, scores.shape[1]):
+        y_j: set[int] = set()
+        r_j = sorted(range(len(regions)), key=lambda u: -float(scores[u, j]))
+        while r_j:
+            i = r_j.pop(0)
+            y_j.add(i)
+            for other in list(r_j):
+                if int((masks[i] & masks[other]).sum()) / int(masks[other].sum()) > threshold:
+                    r_j.remove(other)
+        selected[j] = y_j
+    return selected
+
+
+PRINTED = ScoringOptions(
+    pairwise="literal",
+    difference="neighbourhood",
+    overlap_denominator="later",
+    cross_class_nms_threshold=1.0,
+    share_regions=True,
+    select_all=True,
+)
+
+
+@settings(deadline=None)
+@given(worlds(), st.integers(0, 1000), st.sampled_from([0.1, 0.3, 0.6]), st.integers(1, 3))
+def test_algorithm_1_as_printed(world: World, seed: int, threshold: float, classes: int) -> None:
+    """Class by class: a region may be an instance of two classes."""
+    regions = world.regions
+    tags = Annotation(regions.size, tuple(WeakLabel(j) for j in range(1, classes + 1)))
+    requirements = requirements_of(tags, regions)
+    assume(not requirements.num_fallbacks)
+    candidates = Candidates(requirements, replace(PRINTED, nms_threshold=threshold))
+    unary = random_scores(requirements, seed, 2)
+    scores = candidates.scores(unary)
+    samples = candidates.samples(scores)
+    count = len(regions)
+    for k in range(2):
+        expected = algorithm_1(scores[k, :count], regions, threshold)
+        labels = samples.labels[k]
+        found = {
+            j: {int(u) % count for u in (labels == j).nonzero()[:, 0]}
+            for j in range(1, classes + 1)
+        }
+        assert found == expected
+        assert candidates.requirements.met_by(labels)
+        rows = samples.regions.membership[labels > 0]
+        copies = regions.membership.repeat(classes, 1) if classes > 1 else regions.membership
+        assert torch.equal(rows, copies[labels > 0])
+
+
+def test_one_region_of_two_classes() -> None:
+    requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), stripes([0], [1]))
+    scores = torch.tensor([[[0.0, 3.0, 2.0], [0.0, 0.5, 1.0]]])
+    options = ScoringOptions(pairwise="none", cross_class_nms_threshold=1.0)
+    alone = Candidates(requirements, options)
+    assert alone.samples(alone.scores(scores)).labels.tolist() == [[1, 2]]
+    shared = Candidates(requirements, replace(options, share_regions=True))
+    values = shared.scores(scores)
+    samples = shared.samples(values)
+    assert samples.labels.tolist() == [[1, 1, 2, 2]]
+    assert samples.margins[samples.labels > 0].tolist() == [3.0, 0.5, 2.0, 1.0]
+    assert labelling_score(values, samples.labels, (1, 2)).tolist() == [6.5]
+    instances = samples.instances(0)
+    assert instances.labels.tolist() == [1, 1, 2, 2]
+    assert instances.masks[0] == instances.masks[2]
+    # with a limit on the overlap of classes, as in our default, they select different regions
+    apart = Candidates(
+        requirements, replace(options, share_regions=True, cross_class_nms_threshold=0.5)
+    )
+    assert apart.samples(apart.scores(scores)).labels.tolist() == [[1, 0, 0, 2]]
+
+
+@settings(deadline=None, max_examples=50)
+@given(annotated(), st.integers(0, 1000))
+def test_shared_regions_meet_all_requirements(image: Image, seed: int) -> None:
+    regions, weak_labels = image
+    requirements = requirements_of(weak_labels, regions)
+    candidates = Candidates(requirements, ScoringOptions(share_regions=True))
+    table = random_scores(requirements, seed + 1, 1)[0]
+    scores = candidates.scores(random_scores(requirements, seed))
+    labels = candidates.infer(scores).labels
+    assert candidates.repeat(table).shape == scores.shape[1:]
+    assert candidates.iou.shape == (labels.shape[1], labels.shape[1])
+    for y in labels:
+        assert candidates.requirements.met_by(y)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from annocoin.conditional.networks import (
 from annocoin.conditional.trunks import UNet, build_trunk
 from annocoin.engine.randomness import generator_at
 from annocoin.errors import InputError
+from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.classifier import read_classifier
 from regions.worlds import World, worlds
 
@@ -61,6 +63,46 @@ def test_scores_are_those_of_masked_features(pool_over: str, relu: bool, world: 
                 count = inside.sum() if pool_over == "region" else inside.numel()
                 expected = 3 * pixels.sum(dim=(1, 2)) / count
                 torch.testing.assert_close(scores[k, u], expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds())
+def test_the_papers_order_of_mask_convolution_and_pooling(world: World) -> None:
+    """Masks first: the features outside are 0, and the last convolution adds its bias to them."""
+    net = network(relu=False, score_scale=1.0, noise_channels=1, bias_outside=True)
+    torch.nn.init.normal_(net.classify.bias)
+    height, width = world.ids.shape
+    features, noise = torch.randn(32, height, width), torch.rand(2, 1, height, width) * 2 - 1
+    with torch.no_grad():
+        scores = net.unary(features, noise, world.regions, [0, 2])
+        for k in range(2):
+            joined = net.join(features[None]) + net.join_noise(noise[k][None])
+            for u, mask in enumerate(world.masks):
+                maps = net.classify(joined * torch.from_numpy(mask))[0]
+                expected = maps.mean(dim=(1, 2))[[0, 2]]
+                torch.testing.assert_close(scores[k, u], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_backbone_at_its_own_resolution() -> None:
+    """Appendix C: the features of the ResNet, stride 32, are not interpolated."""
+    torch.manual_seed(0)
+    architecture = ConditionalArchitecture(CLASSES, "resnet18", size=96, upsample=False)
+    net = ConditionalNetwork(architecture, "none").eval()
+    image = torch.rand(1, 3, 96, 70)
+    regions = RegionSet.of(np.repeat([[0, 1]], 96, axis=0).repeat(35, axis=1), [[1, 0], [1, 1]])
+    with torch.no_grad():
+        features = net.features(image)[0]
+        padded = F.pad((image - net.mean) / net.std, (0, 96 - 70))
+        expected = net.trunk.layers(padded)[0]
+        assert features.shape == (512, 3, 3)
+        torch.testing.assert_close(features, expected)
+        scores = net.unary(features, None, regions)
+        pixels = net.pixel_scores(features, None)[0]
+    inside = torch.tensor([[1.0, 0.0, 0.0]] * 3)  # the centres of pixels are at 11.7, 35, 58.3
+    inside[:, 1] = float(regions.superpixels[48, 35] == 0)
+    torch.testing.assert_close(scores[0, 0], 16 * (pixels * inside).mean(dim=(1, 2)))
+    finer = ConditionalNetwork(replace(architecture, upsample=True), "none").eval()
+    assert finer.features(image).shape == (1, 512, 12, 9)
 
 
 def test_k_samples_at_once_equal_single_ones() -> None:

@@ -92,6 +92,21 @@ def test_box_is_compatible_with_regions_that_fit(right: float, expected: list[bo
     assert compatible(annotation(WeakLabel(3, box=(0, 0, right, 6))), regions) == [expected]
 
 
+def test_a_high_overlap_with_the_box_is_enough_in_the_paper() -> None:
+    """By default, only regions that fit nearly as well as the best one are compatible."""
+    regions = stripes([0], [0, 1], [0, 1, 2], [3])
+    box = annotation(WeakLabel(3, box=(0, 0, 4, 6)))
+
+    def fits(**options: float) -> list[bool]:
+        return requirements_of(box, regions, **options).required[0].compatible.tolist()
+
+    iou = [2 / 4, 4 / 4, 4 / 6, 0]
+    assert fits() == [False, True, False, False]
+    for threshold in (0.3, 0.6, 0.9):
+        expected = [value >= threshold for value in iou]
+        assert fits(best_fit_share=0.0, box_overlap=threshold) == expected
+
+
 def test_box_without_a_fitting_region_is_filled() -> None:
     result = requirements_of(annotation(WeakLabel(1, box=(3, 1, 5, 3))), stripes([0], [3]))
     assert result.num_fallbacks == 1

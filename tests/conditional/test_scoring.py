@@ -7,10 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from annocoin import masks
+from annocoin.conditional.pairwise import (
+    boundary_aware_scores,
+    contour_contrast,
+    iou_voting_scores,
+    pairwise_weights,
+)
 from annocoin.conditional.requirements import Requirements, requirements_of
 from annocoin.conditional.scoring import (
     MIN_IOU,
@@ -18,11 +24,8 @@ from annocoin.conditional.scoring import (
     NEUTRAL_IOU,
     Candidates,
     ScoringOptions,
-    boundary_aware_scores,
-    iou_voting_scores,
     log_expected_iou,
     map_prior,
-    pairwise_weights,
     seed_prior,
     seed_votes,
 )
@@ -68,6 +71,99 @@ def test_boundary_aware_scores_by_loops(form: str, world: World, seed: int) -> N
     assert weights is not None
     result = boundary_aware_scores(scores, weights)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None)
+@given(worlds(), st.integers(0, 1000))
+def test_equations_1_and_2_as_printed(world: World, seed: int) -> None:
+    """H_u sums over all of N_u, then every v of N_u adds exp(-I_uv) / (H_u + delta); 3 times."""
+    regions = world.regions
+    edges = regions.edge_strength_between()
+    neighbourhood = {
+        u: [v for v in range(len(regions)) if bool(regions.neighbours()[u, v])]
+        for u in range(len(regions))
+    }
+    unary = random_scores(len(regions), seed)
+    expected = unary.clone()
+    for _ in range(3):
+        before = expected.clone()
+        for k in range(2):
+            for c in range(3):
+                for u, others in neighbourhood.items():
+                    h = sum(float(before[k, u, c] - before[k, v, c]) ** 2 for v in others)
+                    for v in others:
+                        expected[k, u, c] += 1 / (h + 0.1) * math.exp(-float(edges[u, v]))
+    tags = Annotation(regions.size, (WeakLabel(1), WeakLabel(2)))
+    requirements = requirements_of(tags, regions)
+    assume(not requirements.num_fallbacks)
+    options = ScoringOptions(pairwise="literal", difference="neighbourhood")
+    result = Candidates(requirements, options).scores(unary)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_two_readings_of_the_difference() -> None:
+    """Scores 1, 2 and 4 in a full neighbourhood with unit weights, after one iteration."""
+    scores, weights = torch.tensor([[[1.0], [2.0], [4.0]]]), 1 - torch.eye(3)
+    pair = boundary_aware_scores(scores, weights, iterations=1) - scores
+    assert pair.flatten().tolist() == pytest.approx([1.02, 1.15, 0.35], abs=5e-3)
+    whole = boundary_aware_scores(scores, weights, iterations=1, difference="neighbourhood")
+    assert (whole - scores).flatten().tolist() == pytest.approx([0.20, 0.39, 0.15], abs=5e-3)
+
+
+def test_a_neighbour_behind_a_strong_edge_counts_in_the_sum_of_differences() -> None:
+    """exp(-I) of the long border underflows; the difference to that neighbour does not."""
+    ids = np.repeat([[0, 1, 2]], 400, axis=0)
+    edges = np.repeat([[0.0, 0.0, 1.0]], 400, axis=0)
+    regions = RegionSet.of(ids, np.eye(3, dtype=bool), edges=edges)
+    weights = pairwise_weights(regions, "literal")
+    assert weights is not None
+    assert math.exp(-float(regions.edge_strength_between()[1, 2])) < 1e-45
+    scores = torch.tensor([[[0.0], [0.0], [3.0]]])
+    result = boundary_aware_scores(scores, weights, iterations=1, difference="neighbourhood")
+    assert float(result[0, 1]) == pytest.approx(1 / (9 + 0.1))
+
+
+def contour_elements(regions: RegionSet, region: int) -> set[int]:
+    members = regions.membership[region].tolist()
+    pairs = regions.elements.tolist()
+    return {e for e, (a, b) in enumerate(pairs) if members[a] != members[b]}
+
+
+@settings(deadline=None)
+@given(worlds())
+def test_contour_contrast_by_loops(world: World) -> None:
+    regions = world.regions
+    contours = [contour_elements(regions, u) for u in range(len(regions))]
+
+    def mean(elements: set[int]) -> float:
+        length = sum(float(regions.lengths[e]) for e in elements)
+        return sum(float(regions.edge_strength[e]) for e in elements) / length if length else 0.0
+
+    contrast = contour_contrast(regions)
+    weights, iou = pairwise_weights(regions, "edge-votes"), regions.iou()
+    assert weights is not None
+    for u, first in enumerate(contours):
+        for v, second in enumerate(contours):
+            expected = mean(first - second) - mean(second - first)
+            assert float(contrast[u, v]) == pytest.approx(expected, abs=1e-4)
+            assert float(weights[u, v]) == pytest.approx(
+                float(iou[u, v]) ** 4 * math.exp(2 * expected), rel=1e-3, abs=1e-5
+            )
+
+
+def test_edges_decide_between_two_outlines() -> None:
+    """Two regions with equal scores, one of which ends at the only edge."""
+    ids = np.repeat([np.arange(8)], 4, axis=0)
+    members = [[s < 5 for s in range(8)], [s < 6 for s in range(8)]]
+    edges = np.zeros((4, 8))
+    edges[:, 6] = 1.0  # the first column outside of the larger region
+    regions = RegionSet.of(ids, members, edges=edges)
+    requirements = requirements_of(Annotation(regions.size, (WeakLabel(1),)), regions)
+    scores = torch.tensor([[[0.0, 1.0], [0.0, 1.0]]])
+    plain = Candidates(requirements, ScoringOptions(pairwise="votes")).scores(scores)
+    aware = Candidates(requirements, ScoringOptions(pairwise="edge-votes")).scores(scores)
+    assert float(plain[0, 0, 1]) == pytest.approx(float(plain[0, 1, 1]))
+    assert aware[0, 1, 1] > aware[0, 0, 1] + 0.1
 
 
 @settings(deadline=None)
@@ -148,6 +244,7 @@ def test_bad_values() -> None:
     [
         {"terms": "P"},
         {"pairwise": "x"},
+        {"difference": "x"},
         {"overlap_denominator": "x"},
         {"iterations": 0},
         {"delta": 0.0},

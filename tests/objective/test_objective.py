@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from annocoin.errors import InputError
 from annocoin.objective.direct_loss import conditional_surrogate, direct_loss
 from annocoin.objective.diversity import (
+    box_self_diversity,
     cross_diversity,
     dissimilarity,
+    diversities,
+    expected_box_losses,
     prediction_self_diversity,
     sample_losses,
     self_diversity,
@@ -24,6 +27,7 @@ from annocoin.objective.task_loss import (
     MASK_WEIGHT,
     MIN_BEST_LOG_ODDS,
     TRAINING_CLAMP,
+    TaskLossOptions,
     clamp_log_odds,
     detection_loss_table,
     disagreement_table,
@@ -86,6 +90,84 @@ def test_self_diversity_by_loops(seed: int) -> None:
     assert float(self_diversity(labels[:1], iou, CLASSES)) == 0
 
 
+def smooth_l1(difference: float, beta: float) -> float:
+    size = abs(difference)
+    return size**2 / (2 * beta) if size < beta else size - beta / 2
+
+
+@given(st.integers(0, 10_000))
+def test_the_boxes_of_equation_11_by_loops(seed: int) -> None:
+    """Sums over the classes of two samples y_p, y_p' of a RoI, each with the box of its class."""
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = torch.rand(2, 4, generator=generator, dtype=torch.float64).softmax(dim=1)[:, 1:]
+    boxes = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    targets = torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    cross = expected_box_losses(probabilities, boxes, targets, beta=0.5)
+    own = box_self_diversity(probabilities, boxes, beta=0.5)
+    for n in range(2):
+        expected = alike = 0.0
+        for c in range(3):
+            p = float(probabilities[n, c])
+            for x in range(4):
+                expected += p * smooth_l1(float(boxes[n, c, x] - targets[n, x]), 0.5)
+                for other in range(3):
+                    difference = float(boxes[n, c, x] - boxes[n, other, x])
+                    alike += p * float(probabilities[n, other]) * smooth_l1(difference, 0.5)
+        assert float(cross[n]) == pytest.approx(expected)
+        assert float(own[n]) == pytest.approx(alike)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 3))
+def test_diversities_by_enumeration(seed: int, count: int) -> None:
+    """Equations 7 and 8 over all labellings of a factorised distribution."""
+    generator = torch.Generator().manual_seed(seed)
+    _, iou = world(seed, regions=4)
+    classes = torch.tensor([1, 1, 2, 1])
+    similarity = iou * (classes[:, None] == classes)
+    samples = (torch.rand(count, 4, generator=generator) < 0.5).double()
+    p = torch.rand(4, generator=generator, dtype=torch.float64)
+
+    def delta(first: list[float], second: list[float]) -> float:
+        def k(one: list[float], other: list[float]) -> float:
+            pairs = itertools.product(range(4), repeat=2)
+            return sum(one[u] * other[v] * float(similarity[u, v]) for u, v in pairs)
+
+        return k(first, first) / 2 + k(second, second) / 2 - k(first, second)
+
+    labellings = [
+        (list(y), math.prod(float(q if on else 1 - q) for q, on in zip(p, y, strict=True)))
+        for y in itertools.product((0.0, 1.0), repeat=4)
+    ]
+    assert sum(probability for _, probability in labellings) == pytest.approx(1)
+    terms = diversities(similarity, samples, p)
+    rows = samples.tolist()
+    div_pc = sum(w * delta(y, row) for y, w in labellings for row in rows) / count
+    div_pp = sum(w * x * delta(y, z) for y, w in labellings for z, x in labellings)
+    pairs = list(itertools.permutations(rows, 2))
+    div_cc = sum(delta(*pair) for pair in pairs) / len(pairs) if pairs else 0.0
+    assert [float(term) for term in terms] == pytest.approx([div_pc, div_cc, div_pp])
+
+
+def test_disc_of_equal_distributions_is_0() -> None:
+    """Two certain ones, and two that have the instance in half of the samples."""
+    similarity = torch.eye(2, dtype=torch.float64)
+    certain = diversities(
+        similarity, torch.tensor([[1.0, 0.0]] * 3).double(), torch.tensor([1.0, 0.0]).double()
+    )
+    assert [float(term) for term in certain] == [0, 0, 0]
+    half = diversities(
+        similarity,
+        torch.tensor([[1.0, 0.0], [0.0, 0.0]] * 50).double(),
+        torch.tensor([0.5, 0.0]).double(),
+    )
+    assert float(half.div_pc) == pytest.approx(0.25)
+    assert float(dissimilarity(*half)) == pytest.approx(0, abs=3e-3)  # cc has no bias
+    moved = diversities(
+        similarity, torch.tensor([[1.0, 0.0]] * 3).double(), torch.tensor([0.0, 1.0]).double()
+    )
+    assert float(dissimilarity(*moved)) == 1
+
+
 @given(st.integers(0, 10_000))
 def test_cross_diversity_by_loops(seed: int) -> None:
     labels, _ = world(seed)
@@ -143,6 +225,42 @@ def test_prediction_loss_table_by_hand() -> None:
         [-math.log(0.5), -math.log(0.25) + 0.1, -math.log(0.25) + 6]
     )
     assert table[1].tolist() == pytest.approx([6, -math.log(0.9) + 0.2, -math.log(0.1) + 0.3])
+
+
+@given(st.integers(0, 10_000))
+def test_the_task_loss_of_equation_9_by_loops(seed: int) -> None:
+    """Delta_cls + Delta_mask + Delta_box without a bound; the background has only the first."""
+    generator = torch.Generator().manual_seed(seed)
+    logs = (8 * torch.randn(4, 3, generator=generator, dtype=torch.float64)).log_softmax(dim=1)
+    masks, boxes = 20 * torch.rand(2, 4, 2, generator=generator, dtype=torch.float64)
+    table = prediction_loss_table(logs, masks, boxes, clamp=None)
+    for u in range(4):
+        assert float(table[u, 0]) == pytest.approx(-float(logs[u, 0]))
+        for j in (1, 2):
+            expected = -float(logs[u, j]) + float(masks[u, j - 1]) + float(boxes[u, j - 1])
+            assert float(table[u, j]) == pytest.approx(expected)
+    assert float(prediction_loss_table(logs, masks, boxes).max()) <= 3 * LOSS_CLAMP
+
+
+def test_bounds_and_boxes_of_a_restricted_table() -> None:
+    probability = torch.tensor([[1e-6, 1 - 1e-6], [0.9, 0.1]])
+    masks, boxes = torch.zeros(2, 1), torch.tensor([[0.0], [2.0]])
+    odds = [math.log((1 - 1e-6) / 1e-6), math.log(0.1 / 0.9)]
+    gain = MASK_WEIGHT * math.log(2)
+    table = restricted_loss_table(probability.log(), masks, boxes, clamp=None)
+    log_odds = (table[:, 0] - table[:, 1]).tolist()
+    assert log_odds == pytest.approx([odds[0] + gain, odds[1] + gain - 2], rel=1e-3)
+    clamped = restricted_loss_table(probability.log(), masks)
+    assert float(clamped[0, 0] - clamped[0, 1]) == pytest.approx(LOSS_CLAMP, rel=1e-5)
+    assert float(detection_loss_table(torch.tensor([[9.0]]), clamp=None)[0, 0]) > 9
+
+
+@pytest.mark.parametrize(
+    "change", [{"clamp": 0.0}, {"clamp": math.nan}, {"mask_scored_regions": 0}]
+)
+def test_bad_options_of_the_task_loss(change: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=next(iter(change))):
+        TaskLossOptions(**change)  # type: ignore[arg-type]
 
 
 @given(st.integers(0, 10_000))

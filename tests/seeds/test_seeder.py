@@ -16,7 +16,7 @@ from annocoin.errors import InputError
 from annocoin.seeds.class_maps import ClassMapper
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, find_peaks
 from annocoin.seeds.seed_set import Seeds
-from annocoin.seeds.seeder import Seeder, SeedOptions, refine_peaks, select_peaks
+from annocoin.seeds.seeder import MAX_SEEDS, Seeder, SeedOptions, refine_peaks, select_peaks
 from annocoin.types import Annotation, WeakLabel
 
 SIZE = (40, 60)  # a cell of the 4 x 6 maps is 10 x 10 pixels
@@ -285,3 +285,12 @@ def test_seeds_of_class_maps_without_positive_values(classifier: Classifier) -> 
 def test_bad_options(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError, match=f"{next(iter(wrong))} .*expected"):
         SeedOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_seeds_of_tags_are_bounded() -> None:
+    """Nearly flat maps, as of a classifier that has learned nothing, have hundreds of peaks."""
+    maps = 1e-3 * torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))
+    annotation = Annotation((64, 64), (WeakLabel(1), WeakLabel(2), WeakLabel(3, point=(5.0, 5.0))))
+    centres = torch.arange(64) + 0.5
+    _, _, index = select_peaks(maps, (centres, centres), annotation, 0.7)
+    assert torch.bincount(index).tolist() == [MAX_SEEDS // 2, MAX_SEEDS // 2, 1]

@@ -36,6 +36,9 @@ class ConditionalArchitecture:
         classes: the names of classes 1..C.
         trunk, stride_in_1x1: see `build_trunk`.
         size: longest side of the resized image in pixels.
+        upsample: interpolate the features of a backbone to stride 8, and maps of scores to at least
+            96 pixels before they are averaged over regions. Without it, as in the paper, both have
+            the resolution of the trunk: stride 32 of a ResNet, where small regions have no pixel.
         noise: the form of noise, see `draw_noise`.
         noise_channels: the number of channels that it adds.
         relu: whether a ReLU follows the 1x1 convolution of features and noise. Without it, as in
@@ -43,17 +46,21 @@ class ConditionalArchitecture:
         pool_over: average scores over the "image" (the paper's global average pooling of masked
             features) or over the "region".
         score_scale: factor of the averages, which are small over the image.
+        bias_outside: whether the last convolution's bias counts outside of a region too. So it does
+            in the paper, which masks before that convolution, and is then a constant of the class.
     """
 
     classes: tuple[str, ...]
     trunk: str = "unet"
     stride_in_1x1: bool = False
     size: int = 256
+    upsample: bool = True
     noise: NoiseForm = "grid"
     noise_channels: int = 4
     relu: bool = True
     pool_over: Over = "image"
     score_scale: float = 16.0
+    bias_outside: bool = False
 
     def __post_init__(self) -> None:
         if not self.classes:
@@ -72,8 +79,8 @@ class ConditionalNetwork(nn.Module):
 
     The paper concatenates noise to the features, restores the number of channels by a 1x1
     convolution, multiplies the result with the mask of each region, and applies another 1x1
-    convolution to C+1 classes and global average pooling. Pooling and the last convolution commute;
-    here, the convolution comes first.
+    convolution to C+1 classes and global average pooling. Pooling and the last convolution commute,
+    but for its bias; here, the convolution comes first.
 
     Example:
         >>> regions = RegionSet.of([[0, 0, 1, 1]] * 4, [[1, 0], [1, 1]])
@@ -94,7 +101,10 @@ class ConditionalNetwork(nn.Module):
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(IMAGENET_STD).view(1, 3, 1, 1), persistent=False)
         self.trunk = build_trunk(
-            architecture.trunk, weights, stride_in_1x1=architecture.stride_in_1x1
+            architecture.trunk,
+            weights,
+            stride_in_1x1=architecture.stride_in_1x1,
+            upsample=architecture.upsample,
         )
         width = int(self.trunk.channels)  # type: ignore[arg-type]
         # the convolution of features and noise, in two parts
@@ -157,12 +167,16 @@ class ConditionalNetwork(nn.Module):
         pixels = self.pixel_scores(features, noise, labels).float()  # full precision for argmaxes
         height, width = pixels.shape[-2:]
         factor = min(MIN_POOLING_SIZE, max(regions.size)) / max(height, width)
-        if factor > 1:  # otherwise small regions might contain no pixel
+        if self.architecture.upsample and factor > 1:  # or small regions might contain no pixel
             size = (max(1, round(height * factor)), max(1, round(width * factor)))
             pixels = F.interpolate(pixels, size, mode="bilinear")
-        return self.architecture.score_scale * regions.pool(
-            pixels, over=self.architecture.pool_over
-        )
+        scale, over = self.architecture.score_scale, self.architecture.pool_over
+        if not self.architecture.bias_outside:
+            return scale * regions.pool(pixels, over=over)
+        bias = self.classify.bias
+        assert bias is not None
+        bias = (bias if labels is None else bias[list(labels)])[:, None, None]
+        return scale * (regions.pool(pixels - bias, over=over) + bias[:, 0, 0])
 
     @torch.no_grad()
     def init_noise_weights(

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from annocoin import masks as rle
-from annocoin.data.artefacts import Arrays, Fields
+from annocoin.data.artefacts import Arrays, Fields, unpack_bits
 from annocoin.errors import InputError
 from annocoin.masks import RLE, Size
 from annocoin.regions.region_set import RegionSet, with_masks
@@ -100,6 +100,31 @@ class Requirements:
             peaks=tuple(contains[:, :0] for contains in self.peaks),
         )
 
+    def per_class(self) -> Requirements:
+        """The same with a copy of every region for each class, which only that class may select.
+
+        So classes select independently of each other, and may select the same region: copy j of
+        region u has the index j P + u.
+        """
+        count, num_classes = len(self.regions), len(self.labels)
+        if num_classes < 2:
+            return self
+        own = torch.eye(num_classes, dtype=torch.bool, device=self.extra_allowed.device)
+        own = own.repeat_interleave(count, dim=1)  # [J, J P]
+        index = torch.arange(count).repeat(num_classes)
+        return replace(
+            self,
+            regions=self.regions[index],
+            required=tuple(
+                r._replace(
+                    compatible=r.compatible.repeat(num_classes) & own[self.labels.index(r.label)]
+                )
+                for r in self.required
+            ),
+            extra_allowed=self.extra_allowed.repeat(1, num_classes) & own,
+            peaks=tuple(contains.repeat(num_classes, 1) for contains in self.peaks),
+        )
+
     def met_by(self, labels: Tensor) -> bool:
         """Whether a labelling, int64 [P] of 0..C, has a different region for each requirement."""
         if not self.required:
@@ -125,6 +150,7 @@ def requirements_of(
     seeds: Seeds | None = None,
     image: Image | None = None,
     box_overlap: float = BOX_OVERLAP,
+    best_fit_share: float = BEST_FIT_SHARE,
 ) -> Requirements:
     """The requirements of an annotation, with a set of regions that can meet all of them.
 
@@ -137,6 +163,8 @@ def requirements_of(
         seeds: restrict tags to regions that contain a peak of their class.
         image: for GrabCut, uint8 [H, W, 3].
         box_overlap: least IoU of a box label with the tight box of a region.
+        best_fit_share: the same, as a share of the IoU of the best fitting region; 0, as in the
+            paper, for `box_overlap` alone.
     """
     if regions.size != annotation.size:
         raise InputError(
@@ -156,7 +184,7 @@ def requirements_of(
         if i in exact:  # an annotated mask meets its own label only
             compatible[i, num_proposals + list(exact).index(i)] = True
         else:
-            row = compatible_regions(i, annotation, regions, seeds, box_overlap)
+            row = compatible_regions(i, annotation, regions, seeds, box_overlap, best_fit_share)
             compatible[i] = row & is_proposal
     required = _requiring_labels(annotation)
     is_tag = torch.tensor([kind == "tag" for kind in annotation.kinds], dtype=torch.bool)
@@ -208,11 +236,10 @@ def requirements_from_arrays(arrays: Arrays, regions: RegionSet) -> Requirements
     """The inverse of `requirements_to_arrays`; `ValueError` if the arrays are of other regions."""
     labels, required = tuple(arrays["labels"].tolist()), arrays["required"].tolist()
     widths = [*(1 for _ in required), len(labels), *arrays["num_peaks"].tolist()]
-    packed, count = arrays["requirement_bits"], len(regions) * sum(widths)
-    if packed.size != -(-count // 8) or len(arrays["num_peaks"]) != len(labels):
-        raise ValueError(f"{packed.size} bytes for {len(regions)} x {sum(widths)} bits")
-    bits = torch.from_numpy(np.unpackbits(packed, count=count)).bool()
-    columns = bits.view(len(regions), sum(widths))
+    if len(arrays["num_peaks"]) != len(labels) or min(widths) < 0:
+        raise ValueError(f"{len(arrays['num_peaks'])} numbers of peaks for {len(labels)} labels")
+    bits = unpack_bits(arrays["requirement_bits"], (len(regions), sum(widths)))
+    columns = torch.from_numpy(bits).bool()
     tables = [table.contiguous() for table in columns.split(widths, dim=1)]
     return Requirements(
         regions=regions,
@@ -232,14 +259,15 @@ def compatible_regions(
     annotation: Annotation,
     regions: RegionSet,
     seeds: Seeds | None,
-    box_overlap: float,
+    box_overlap: float = BOX_OVERLAP,
+    best_fit_share: float = BEST_FIT_SHARE,
 ) -> Tensor:
     """Which regions could be the object of the weak label at `index`, bool [P].
 
     - A tag: all; with seeds, those that contain a peak of its class and none of another class.
     - A point: those that contain it, and no other point.
-    - A box: those whose tight box has an IoU of at least `box_overlap` with it, and not much less
-      than the best fitting one.
+    - A box: those whose tight box has an IoU of at least `box_overlap` with it, and at least
+      `best_fit_share` of that of the best fitting one.
     - A crowd: those that lie mostly inside it.
 
     If no region satisfies both conditions, the second one is dropped.
@@ -252,7 +280,7 @@ def compatible_regions(
         return regions.pool(inside, over="region")[:, 0] > CROWD_OVERLAP
     if weak_label.box is not None:
         fit = regions.box_iou([weak_label.box])[:, 0]
-        fits = (fit >= box_overlap) & (fit >= BEST_FIT_SHARE * fit.max())
+        fits = (fit >= box_overlap) & (fit >= best_fit_share * fit.max())
         if weak_label.point is None:
             return fits
         return first_nonempty(fits & regions.contains([weak_label.point])[:, 0], fits)

@@ -24,6 +24,17 @@ from annocoin.conditional.inference import (
     infer,
 )
 from annocoin.conditional.networks import ConditionalNetwork
+from annocoin.conditional.pairwise import (
+    DELTA,
+    ITERATIONS,
+    VOTE_SHARPNESS,
+    VOTES,
+    Difference,
+    PairwiseForm,
+    boundary_aware_scores,
+    iou_voting_scores,
+    pairwise_weights,
+)
 from annocoin.conditional.requirements import Requirements
 from annocoin.conditional.samples import Samples
 from annocoin.errors import InputError, check_choice, check_positive
@@ -34,19 +45,6 @@ from annocoin.seeds.seed_set import Seeds
 from annocoin.seeds.votes import vote
 
 Terms = Literal["U", "U+P", "U+P+H"]
-PairwiseForm = Literal["none", "votes", "normalised", "literal"]
-
-ITERATIONS = 3
-DELTA = 0.1
-"""The paper's number of iterations, and its constant in the denominator of eq. 1."""
-
-EDGE_SCALE = 5.0
-"""Weight of the mean edge strength in the normalised pairwise term."""
-
-VOTE_SHARPNESS = 1.0
-
-IOU_EXPONENT = 4
-"""Exponent of the IoU in voting: only regions that overlap strongly contribute."""
 
 NEUTRAL_IOU = 0.15
 """The expected IoU with a seed's object at which the seed prior is 0."""
@@ -78,10 +76,12 @@ class ScoringOptions:
             much: where the two networks disagree, so do the samples. With 0, all have the same.
         pairwise: the form of the pairwise term, see `pairwise_weights`.
         vote_sharpness: see `iou_voting_scores`.
-        iterations, delta: see `boundary_aware_scores`.
+        iterations, delta, difference: see `boundary_aware_scores`.
         instance_penalty: subtracted from S(y) for every instance, so that negative values give more
             instances; 0 in the paper.
         nms_threshold, overlap_denominator, cross_class_nms_threshold: see `build_suppression`.
+        share_regions: whether one region may be an instance of several classes, as in the paper's
+            algorithm, which selects for each class separately; see `Requirements.per_class`.
         extra_margin: see `infer`; with a loss table it is larger by what the prediction network can
             add to a score. So an instance that the network does not find is not dropped because it
             finds another one, but only if its own gain is negative.
@@ -96,10 +96,12 @@ class ScoringOptions:
     vote_sharpness: float = VOTE_SHARPNESS
     iterations: int = ITERATIONS
     delta: float = DELTA
+    difference: Difference = "pair"
     instance_penalty: float = 0.0
     nms_threshold: float = NMS_THRESHOLD
     overlap_denominator: OverlapDenominator = "smaller"
     cross_class_nms_threshold: float = CROSS_CLASS_NMS_THRESHOLD
+    share_regions: bool = False
     extra_margin: float | None = None
     select_all: bool = False
     local_search: bool = False
@@ -107,6 +109,7 @@ class ScoringOptions:
     def __post_init__(self) -> None:
         check_choice("terms", self.terms, get_args(Terms))
         check_choice("pairwise", self.pairwise, get_args(PairwiseForm))
+        check_choice("difference", self.difference, get_args(Difference))
         check_choice("overlap_denominator", self.overlap_denominator, get_args(OverlapDenominator))
         check_positive("iterations", self.iterations)
         for name in ("vote_sharpness", "delta"):
@@ -124,6 +127,9 @@ class ScoringOptions:
 
 class Candidates:
     """The regions of an image with all that does not depend on the conditional network.
+
+    `regions` are those of the unary scores. If classes may share regions, those of scores,
+    labellings and samples are `requirements.regions`, a copy for each class.
 
     Args:
         requirements: from `requirements_of`.
@@ -154,9 +160,12 @@ class Candidates:
             self.seed_prior = options.seed_prior_weight * seed_prior
         if table is not None and options.prediction_weight:
             self.prediction_log_odds = options.prediction_weight * (table[:, :1] - table[:, 1:])
+        self.regions = requirements.regions
         self.requirements = (
             requirements if options.terms == "U+P+H" else requirements.unconstrained()
         )
+        if options.share_regions:
+            self.requirements = self.requirements.per_class()
         self.pairwise: PairwiseForm = "none" if options.terms == "U" else options.pairwise
         self.weights = pairwise_weights(requirements.regions, self.pairwise)
         self.suppression = build_suppression(
@@ -173,20 +182,18 @@ class Candidates:
         moved = copy.copy(self)
         moved.__dict__.pop("iou", None)
         moved.requirements = self.requirements.to(device)
+        shared = self.regions is not self.requirements.regions
+        moved.regions = self.regions.to(device) if shared else moved.requirements.regions
         moved.suppression = self.suppression.to(device)
         for name in ("weights", "seed_prior", "table", "prediction_log_odds"):
             value = getattr(self, name)
             setattr(moved, name, None if value is None else value.to(device))
         return moved
 
-    @property
-    def regions(self) -> RegionSet:
-        return self.requirements.regions
-
     @cached_property
     def iou(self) -> Tensor:
-        """Intersection over union of all pairs of regions, [P, P]."""
-        return self.regions.iou()
+        """Intersection over union of all pairs of regions of a labelling, [P, P]."""
+        return self.requirements.regions.iou()
 
     @property
     def columns(self) -> list[int]:
@@ -202,15 +209,25 @@ class Candidates:
             factors = self._prediction_factors(len(unary)).to(self.prediction_log_odds)
             unary = _add_to_classes(unary, factors[:, None, None] * self.prediction_log_odds)
         scores = unary
-        if self.weights is not None and self.pairwise == "votes":
+        if self.weights is not None and self.pairwise in VOTES:
             scores = iou_voting_scores(unary, self.weights, sharpness=options.vote_sharpness)
         elif self.weights is not None:
             scores = boundary_aware_scores(
-                unary, self.weights, iterations=options.iterations, delta=options.delta
+                unary,
+                self.weights,
+                iterations=options.iterations,
+                delta=options.delta,
+                difference=options.difference,
             )
         if options.instance_penalty:
             scores = _add_to_classes(scores, scores.new_tensor(-options.instance_penalty))
-        return scores
+        return self.repeat(scores)
+
+    def repeat(self, values: Tensor) -> Tensor:
+        """Values of the regions, [..., P, J+1], for each of their copies if classes share them."""
+        if self.regions is self.requirements.regions:
+            return values
+        return torch.cat([values] * len(self.requirements.labels), dim=-2)
 
     def _prediction_factors(self, num_samples: int) -> Tensor:
         """Factors of the prediction weight, [K]: 1, then evenly spaced in 1 +- spread."""
@@ -242,11 +259,12 @@ class Candidates:
         margins = scores.gather(2, columns[..., None])[..., 0] - scores[..., 0]
         prediction: Tensor | None = None
         if self.table is not None:  # of the label and the background alone
-            table = self.table.expand(len(scores), -1, -1)
+            table = self.repeat(self.table).expand(len(scores), -1, -1)
             log_odds = table[..., 0] - table.gather(2, columns[..., None])[..., 0]
             prediction = log_odds.sigmoid().float().cpu()
+        regions = self.requirements.regions
         return Samples(
-            regions=self.regions if self.regions.device.type == "cpu" else self.regions.to("cpu"),
+            regions=regions if regions.device.type == "cpu" else regions.to("cpu"),
             labels=labels.cpu(),
             margins=margins.detach().float().cpu(),
             required_regions=required_regions.cpu(),
@@ -279,75 +297,6 @@ def draw_samples(
         noise[0] = 0
     unary = net.unary(features, noise, candidates.regions, candidates.columns)
     return candidates.samples(candidates.scores(unary))
-
-
-def pairwise_weights(regions: RegionSet, form: PairwiseForm) -> Tensor | None:
-    """The weights W [P, P] of a form of the pairwise term; None without one.
-
-    - "literal": exp(-I_uv) of neighbours, where I_uv is the sum of the edge between them.
-    - "normalised": exp(-5 x the mean edge between them), divided by the number of neighbours.
-    - "votes": the fourth power of the IoU.
-    """
-    check_choice("pairwise", form, get_args(PairwiseForm))
-    if form == "none":
-        return None
-    if form == "votes":
-        return regions.iou() ** IOU_EXPONENT
-    near = regions.neighbours().float()
-    if form == "literal":
-        return near * torch.exp(-regions.edge_strength_between())
-    weights = near * torch.exp(-EDGE_SCALE * regions.edge_strength_between(mean=True))
-    return weights / near.sum(dim=1, keepdim=True).clamp(min=1)
-
-
-def boundary_aware_scores(
-    unary: Tensor, weights: Tensor, *, iterations: int = ITERATIONS, delta: float = DELTA
-) -> Tensor:
-    """The paper's boundary aware pairwise term (eq. 1, 2), G [..., P, J+1] from F [..., P, J+1]:
-
-    G^n_{u,c} = G^{n-1}_{u,c} + sum_v W_uv / ((G^{n-1}_{u,c} - G^{n-1}_{v,c})^2 + delta)
-
-    It rewards agreement, of low scores too. Only pairs with W_uv > 0 are computed.
-    """
-    if delta <= 0:
-        raise InputError(f"delta {delta}; expected above 0")
-    u, v = weights.nonzero(as_tuple=True)
-    pair_weights = weights[u, v][:, None]
-    scores = unary
-    for _ in range(iterations):
-        difference = scores[..., u, :] - scores[..., v, :]
-        gain = pair_weights / (difference.square() + delta)
-        scores = scores.index_add(-2, u, gain.to(scores.dtype))
-    return scores
-
-
-def iou_voting_scores(
-    unary: Tensor, weights: Tensor, *, sharpness: float = VOTE_SHARPNESS
-) -> Tensor:
-    """IoU-weighted voting among overlapping regions, G [..., P, J+1] from F [..., P, J+1].
-
-    With the margin m_u = F_{u,c} - F_{u,0} and the sharpness b, a region with m_u > 0 gets
-
-    m'_u = 1/b log sum_v W_uv exp(b m_v)
-
-    Up to a constant per class, this is the logarithm of the expected W_uv with the object, if
-    region v is the object with a probability proportional to exp(b m_v): a group of similar regions
-    with good scores outweighs a single high score. As W_uu = 1, no margin decreases; those that are
-    not positive stay.
-    """
-    if sharpness <= 0:
-        raise InputError(f"sharpness {sharpness}; expected above 0")
-    if not unary[..., 1:].numel():
-        return unary
-    background = unary[..., :1]
-    margins = unary[..., 1:] - background
-    highest = margins.detach().amax(dim=-2, keepdim=True)
-    relative = sharpness * (margins - highest)
-    weighted_sum = weights.to(relative.dtype) @ relative.exp()
-    tiny = torch.finfo(relative.dtype).tiny
-    log_sum = torch.where(weighted_sum > tiny, weighted_sum.clamp(min=tiny).log(), relative)
-    voted = torch.maximum(log_sum, relative) / sharpness + highest
-    return torch.cat([background, background + torch.where(margins > 0, voted, margins)], dim=-1)
 
 
 def seed_votes(requirements: Requirements, seeds: Seeds) -> Tensor:

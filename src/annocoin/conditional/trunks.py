@@ -35,7 +35,11 @@ BACKBONE_STRIDE, FEATURE_STRIDE = 32, 8
 
 
 def build_trunk(
-    name: str, weights: str | Path = IMAGENET, *, stride_in_1x1: bool = False
+    name: str,
+    weights: str | Path = IMAGENET,
+    *,
+    stride_in_1x1: bool = False,
+    upsample: bool = True,
 ) -> nn.Module:
     """A trunk by name.
 
@@ -47,6 +51,7 @@ def build_trunk(
         weights: "imagenet" (downloaded if needed; those of "tiny" are part of the package), "none",
             or a file with a state dict of the encoder's torchvision network.
         stride_in_1x1: see `annocoin.backbones.build_backbone`.
+        upsample: see `Backbone`.
     """
     if name == UNET:
         if str(weights) not in (IMAGENET, SCRATCH):
@@ -56,7 +61,7 @@ def build_trunk(
         return Pyramid(weights)
     if name.startswith(f"{UNET}-"):
         return EncoderUNet(name.removeprefix(f"{UNET}-"), weights, stride_in_1x1=stride_in_1x1)
-    return Backbone(name, weights, stride_in_1x1=stride_in_1x1)
+    return Backbone(name, weights, stride_in_1x1=stride_in_1x1, upsample=upsample)
 
 
 class UNet(nn.Module):
@@ -126,20 +131,28 @@ class _FrozenStatistics(nn.Module):
 
 
 class Backbone(_FrozenStatistics):
-    """The last features of a classification network, interpolated from stride 32 to stride 8."""
+    """The last features of a classification network.
 
-    def __init__(self, name: str, weights: str | Path, *, stride_in_1x1: bool) -> None:
+    Args:
+        upsample: interpolate them from stride 32 to stride 8.
+    """
+
+    def __init__(
+        self, name: str, weights: str | Path, *, stride_in_1x1: bool, upsample: bool = True
+    ) -> None:
         super().__init__()
+        self.stride = FEATURE_STRIDE if upsample else BACKBONE_STRIDE
         self.layers = build_backbone(name, weights, stride_in_1x1=stride_in_1x1)
         with torch.inference_mode():
             self.channels = int(self.layers.eval()(torch.zeros(1, 3, 64, 64)).shape[1])
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
-        features = self.layers(_pad(images, BACKBONE_STRIDE))
-        factor = BACKBONE_STRIDE // FEATURE_STRIDE
-        enlarged = F.interpolate(features, scale_factor=factor, mode="bilinear")
-        return enlarged[..., : -(-height // FEATURE_STRIDE), : -(-width // FEATURE_STRIDE)]
+        features: Tensor = self.layers(_pad(images, BACKBONE_STRIDE))
+        if self.stride < BACKBONE_STRIDE:
+            factor = BACKBONE_STRIDE // self.stride
+            features = F.interpolate(features, scale_factor=factor, mode="bilinear")
+        return features[..., : -(-height // self.stride), : -(-width // self.stride)]
 
 
 class EncoderUNet(_FrozenStatistics):

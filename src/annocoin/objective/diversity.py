@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import smooth_l1_loss, softplus
 
 from annocoin.errors import InputError
 from annocoin.objective.task_loss import labelling_score, one_hot
@@ -17,8 +19,9 @@ def dissimilarity(
 ) -> Tensor:
     """DISC = DIV(Pr_p, Pr_c) - gamma DIV(Pr_c, Pr_c) - (1 - gamma) DIV(Pr_p, Pr_p).
 
-    The three terms must have the same unit, such as log losses per RoI; the functions below return
-    a sum over regions, a number of instances and a mean over RoIs.
+    The three terms must have the same unit, as those of `diversities` have; the functions further
+    below, which are trained with, return a sum over regions, a number of instances and a mean over
+    RoIs.
 
     Args:
         conditional: DIV(Pr_c, Pr_c); None omits it, as the pointwise network PW_c does.
@@ -32,6 +35,45 @@ def dissimilarity(
     if prediction is not None:
         result = result - (1 - gamma) * prediction
     return result
+
+
+class Diversities(NamedTuple):
+    """The terms of DISC, expected losses Delta of two samples in instances: 1 for each that moved.
+
+    Args:
+        div_pc: DIV(Pr_p, Pr_c), between the distributions.
+        div_cc: DIV(Pr_c, Pr_c).
+        div_pp: DIV(Pr_p, Pr_p).
+    """
+
+    div_pc: Tensor
+    div_cc: Tensor
+    div_pp: Tensor
+
+
+def diversities(similarity: Tensor, samples: Tensor, probabilities: Tensor) -> Diversities:
+    """All three diversities (eq. 7) under one task loss, scalars.
+
+    Labellings are sets of instances, indicators y [N], and with k(y, y') = y^T S y' the loss is
+    Delta(y, y') = k(y, y) / 2 + k(y', y') / 2 - k(y, y'), as in `disagreement_table`. It is
+    quadratic, so that the expectation over a factorised distribution is exact. DISC with gamma .5
+    is then half of the squared distance of the distributions' means: 0 if they agree.
+
+    Args:
+        similarity: S, the IoU of instances with the same class, otherwise 0: [N, N].
+        samples: y^k of the conditional distribution, 0 or 1, [K, N].
+        probabilities: of the instances in the prediction distribution, independent, [N].
+    """
+    mean = probabilities @ similarity @ probabilities
+    variance = (probabilities * (1 - probabilities) * similarity.diagonal()).sum()
+    between = samples @ similarity @ samples.T
+    own, count = between.diagonal(), len(samples)
+    cross = (samples @ similarity @ probabilities).mean()
+    div_cc = own.new_zeros(())
+    if count > 1:
+        others = (between.sum() - own.sum()) / (count * (count - 1))
+        div_cc = (own.mean() - others).clamp(min=0)  # not a rounding error below
+    return Diversities((mean + variance) / 2 + own.mean() / 2 - cross, div_cc, variance)
 
 
 def cross_diversity(table: Tensor, samples: Tensor, classes: tuple[int, ...]) -> Tensor:
@@ -82,6 +124,37 @@ def prediction_self_diversity(class_logits: Tensor, mask_logits: Tensor | None =
     if mask_logits is None or not len(mask_logits):
         return result
     return result + mask_entropy(mask_logits).mean()
+
+
+def expected_box_losses(
+    probabilities: Tensor, boxes: Tensor, targets: Tensor, *, beta: float
+) -> Tensor:
+    """The box's part of DIV(Pr_p, Pr_c): sum_c p(c) Delta_box(b_c, b), [N].
+
+    A RoI has one box for each class, so that its box is as uncertain as its class.
+
+    Args:
+        probabilities: p(c) of N RoIs, without the background, [N, C].
+        boxes: b_c, [N, C, 4].
+        targets: b, [N, 4].
+        beta: where the smooth L1 loss, summed over the four numbers, becomes linear.
+    """
+    losses = smooth_l1_loss(
+        boxes, targets[:, None].expand_as(boxes), beta=beta, reduction="none"
+    ).sum(dim=2)
+    return (probabilities * losses).sum(dim=1)
+
+
+def box_self_diversity(probabilities: Tensor, boxes: Tensor, *, beta: float) -> Tensor:
+    """The box's part of DIV(Pr_p, Pr_p): sum_{c,c'} p(c) p(c') Delta_box(b_c, b_c'), [N].
+
+    Args:
+        probabilities, boxes, beta: see `expected_box_losses`.
+    """
+    count, classes = probabilities.shape
+    first = boxes[:, :, None].expand(count, classes, classes, 4)
+    losses = smooth_l1_loss(first, first.transpose(1, 2), beta=beta, reduction="none").sum(dim=3)
+    return torch.einsum("nc,nd,ncd->n", probabilities, probabilities, losses)
 
 
 def class_entropy(log_probabilities: Tensor) -> Tensor:

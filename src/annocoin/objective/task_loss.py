@@ -7,9 +7,12 @@ annotation. The loss of a labelling y is sum_u D[u, y_u], see `labelling_score`.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from annocoin.errors import InputError, check_positive
 
 LOSS_CLAMP = 6.0
 """Upper bound of a log loss: one improbable region must not dominate the sum."""
@@ -28,30 +31,69 @@ MIN_BEST_LOG_ODDS = 1.0
 """Lower bound of the log odds of the best region of each annotated class."""
 
 
+MASK_SCORED_REGIONS = 64
+"""Default number of regions per image whose masks are predicted."""
+
+
+@dataclass(frozen=True)
+class TaskLossOptions:
+    """The task loss of regions under the prediction network.
+
+    Args:
+        clamp: upper bound of the log losses, or of log odds in a restricted table; None, as in the
+            paper, for none.
+        mask_scored_regions: number of regions of an image with a mask loss, see `score_regions`;
+            None, as in the paper, for all.
+        box: whether tables contain Delta_box, see `score_regions`. The paper's do not: the
+            conditional network predicts no boxes.
+    """
+
+    clamp: float | None = LOSS_CLAMP
+    mask_scored_regions: int | None = MASK_SCORED_REGIONS
+    box: bool = False
+
+    def __post_init__(self) -> None:
+        if self.clamp is not None and not self.clamp > 0:
+            raise InputError(f"clamp {self.clamp}; expected above 0, or null for none")
+        if self.mask_scored_regions is not None:
+            check_positive("mask_scored_regions", self.mask_scored_regions)
+
+
 def prediction_loss_table(
-    class_log_probabilities: Tensor, mask_losses: Tensor, *, clamp: float = LOSS_CLAMP
+    class_log_probabilities: Tensor,
+    mask_losses: Tensor,
+    box_losses: Tensor | None = None,
+    *,
+    clamp: float | None = LOSS_CLAMP,
 ) -> Tensor:
     """The loss of each label of each region under the prediction network: D [P, J+1].
 
-    D[u, j] = -log p(j | u) + mask loss of region u under class j, and D[u, 0] = -log p(0 | u).
-    Without the latter, missed instances would have no loss.
+    D[u, j] = -log p(j | u) + mask loss (and box loss) of region u under class j, and
+    D[u, 0] = -log p(0 | u). Without the latter, missed instances would have no loss.
 
     Args:
         class_log_probabilities: of the RoI head on the regions' tight boxes, [P, J+1].
         mask_losses: the mean over pixels of the cross entropy between the predicted mask of class j
             and the region, [P, J].
-        clamp: upper bound of both losses.
+        box_losses: smooth L1 losses of the box of class j, [P, J]; None for none.
+        clamp: upper bound of each loss; None for none.
     """
-    masks = torch.cat([torch.zeros_like(class_log_probabilities[:, :1]), mask_losses], dim=1)
-    return (-class_log_probabilities).clamp(max=clamp) + masks.clamp(max=clamp)
+    limit = math.inf if clamp is None else clamp
+    losses = (-class_log_probabilities).clamp(max=limit)
+    for others in (mask_losses, box_losses):
+        if others is not None:
+            background = torch.zeros_like(losses[:, :1])
+            losses = losses + torch.cat([background, others], dim=1).clamp(max=limit)
+    return losses
 
 
 def restricted_loss_table(
     class_log_probabilities: Tensor,
     mask_losses: Tensor,
+    box_losses: Tensor | None = None,
     *,
     mask_weight: float = MASK_WEIGHT,
-    clamp: float = LOSS_CLAMP,
+    clamp: float | None = LOSS_CLAMP,
     min_best_log_odds: float = MIN_BEST_LOG_ODDS,
 ) -> Tensor:
     """The loss table of the prediction network, restricted to the annotated classes: D [P, J+1].
@@ -62,28 +104,32 @@ def restricted_loss_table(
 
     m[u, j] = log (1 - p(0 | u)) / p(0 | u) + log p(j | u, 1..J) + mask_weight (log 2 - mask loss)
 
-    are raised by a constant per class such that the greatest is at least `min_best_log_odds`, and
-    clamped to +-`clamp`. Then D[u] = -log softmax(0, m[u, 1], .., m[u, J]).
+    minus the box loss, if there is one, are raised by a constant per class such that the greatest
+    is at least `min_best_log_odds`, and clamped to +-`clamp`. Then
+    D[u] = -log softmax(0, m[u, 1], .., m[u, J]).
 
     Args:
-        class_log_probabilities, mask_losses: see `prediction_loss_table`.
+        class_log_probabilities, mask_losses, box_losses: see `prediction_loss_table`.
     """
     background = class_log_probabilities[:, 0].exp().clamp(1e-6, 1 - 1e-6)
     objectness = torch.log1p(-background) - background.log()
     log_odds = objectness[:, None] + class_log_probabilities[:, 1:].log_softmax(dim=1)
     log_odds = log_odds + mask_weight * (math.log(2) - mask_losses)
+    if box_losses is not None:
+        log_odds = log_odds - box_losses
     if log_odds.numel():
         log_odds = log_odds + (min_best_log_odds - log_odds.amax(dim=0)).clamp(min=0)
-    return _table_of_log_odds(log_odds.clamp(-clamp, clamp))
+    return detection_loss_table(log_odds, clamp=clamp)
 
 
-def detection_loss_table(log_odds: Tensor, *, clamp: float = LOSS_CLAMP) -> Tensor:
+def detection_loss_table(log_odds: Tensor, *, clamp: float | None = LOSS_CLAMP) -> Tensor:
     """The loss table of log odds that a region is an instance, [P, J] to D [P, J+1].
 
     Unlike `restricted_loss_table`, whose log odds are those of RoIs, these are of the instances
     that the prediction network detects: the paper's Delta of a labelling and the network's output.
     """
-    return _table_of_log_odds(log_odds.clamp(-clamp, clamp))
+    limit = math.inf if clamp is None else clamp
+    return _table_of_log_odds(log_odds.clamp(-limit, limit))
 
 
 def running_mean_table(mean: Tensor, table: Tensor, number: int) -> Tensor:

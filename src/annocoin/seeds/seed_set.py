@@ -145,9 +145,10 @@ def read_seeds(path: str | Path) -> Seeds:
 
 
 def seeds_are_current(path: Path, annotation: Annotation) -> bool:
-    """Whether the file exists, has this version, and was made for this annotation."""
+    """Whether the file exists, has this version, is whole, and was made for this annotation."""
     try:
-        return _stored_digest(path) == annotation_digest(annotation)
+        made_for = _stored_digest(path) == annotation_digest(annotation)
+        return made_for and FORMAT.is_current(path)
     except InputError:
         return False
 
@@ -177,8 +178,8 @@ def _decode(arrays: Arrays) -> Seeds:
     if (arrays["labels"] < 1).any() or (arrays["annotation_index"] < 0).any():
         raise ValueError("labels below 1 or annotation indices below 0")
     fields: Any = {name: torch.from_numpy(arrays[name]) for name in PER_SEED}
-    responses = (fields["responses"].float() / 255) ** 2
+    responses = fields["responses"].float().div_(255).square_()
     total = responses.sum(dim=(1, 2), keepdim=True)
     if (total <= 0).any():
         raise ValueError("an empty response")
-    return Seeds((height, width), **{**fields, "responses": responses / total})
+    return Seeds((height, width), **{**fields, "responses": responses.div_(total)})

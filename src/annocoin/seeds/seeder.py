@@ -25,6 +25,12 @@ Responses = Literal["peaks", "maps"]
 SEED_SCALE = 1.4
 """Image size for seeds relative to training: larger images show smaller objects and more detail."""
 
+MAX_SEEDS = 200
+"""Of the tags of an image: a classifier that has learned nothing has hundreds of equal peaks."""
+
+MAX_LABELS = 1000
+"""Of an image, each of which has a seed."""
+
 BLUR = 0.024
 """Standard deviation of the blur of responses, relative to the longer side of the image."""
 
@@ -107,6 +113,8 @@ class Seeder:
         highest = max(annotation.distinct_labels, default=0)
         if highest > len(self.classes):
             raise InputError(f"class {highest}; the classifier has {len(self.classes)}")
+        if len(annotation) > MAX_LABELS:
+            raise InputError(f"{len(annotation)} labels in an image; expected at most {MAX_LABELS}")
         if self.class_mapper is not None and self.options.responses == "maps":
             return _seeds_of_maps(self.class_mapper(image), annotation, self.options.threshold)
         pixels = resize_longest_side(image, self.size)
@@ -176,7 +184,8 @@ def select_peaks(
 ) -> SelectedPeaks:
     """Peaks for every weak label of an image, at least one each.
 
-    A tag gets the peaks of its class whose probability is near that of the best one. A box gets
+    A tag gets the peaks of its class whose probability is near that of the best one; all tags
+    together at most `MAX_SEEDS`, each the same number of the best ones. A box gets
     the best peak inside it, or its best cell if it has no peak; a point or a mask gets the cell at
     its location.
 
@@ -187,6 +196,7 @@ def select_peaks(
     """
     rows, columns = centres[0].clamp(0, annotation.size[0]), centres[1].clamp(0, annotation.size[1])
     is_peak = find_peaks(maps)
+    most = max(1, MAX_SEEDS // max(1, sum(label.kind == "tag" for label in annotation)))
     peaks: list[tuple[int, int, int]] = []
     points: list[Point] = []
     annotation_index: list[int] = []
@@ -197,7 +207,7 @@ def select_peaks(
             x, y = location
             cells = [(int((rows - y).abs().argmin()), int((columns - x).abs().argmin()))]
         elif weak_label.box is None:
-            cells = _best_cells(maps[channel], is_peak[channel], threshold)
+            cells = _best_cells(maps[channel], is_peak[channel], threshold)[:most]
         else:
             inside = _inside(weak_label.box, rows, columns)
             peaks_inside = inside & is_peak[channel]
