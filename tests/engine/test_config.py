@@ -65,6 +65,11 @@ def test_the_literal_preset_is_the_papers_text() -> None:
     assert literal.conditional.scoring.pairwise == "literal"
     assert literal.prediction.training.optimizer == "sgd"
     assert literal.seeds.rule == "published"
+    scoring, task_loss = literal.conditional.scoring, literal.conditional.task_loss
+    assert (scoring.difference, scoring.share_regions) == ("neighbourhood", True)
+    assert (task_loss.clamp, task_loss.mask_scored_regions) == (None, None)
+    assert literal.conditional.best_fit_share == 0
+    assert literal.prediction.training.final_steps == 0
     assert literal.prediction_steps == ours.prediction_steps
     assert training.steps == ours.conditional.training.steps
 
@@ -86,6 +91,11 @@ def test_the_literal_preset_is_the_papers_text() -> None:
         ("conditional.scoring.terms", "U+P", "U+P"),
         ("conditional.scoring.extra_margin", "1.5", 1.5),
         ("conditional.scoring.extra_margin", "null", None),
+        ("conditional.task_loss.clamp", "null", None),
+        ("conditional.task_loss.mask_scored_regions", "null", None),
+        ("conditional.task_loss.mask_scored_regions", "9", 9),
+        ("conditional.best_fit_share", "0", 0.0),
+        ("prediction.training.final_steps", "0", 0),
         ("conditional.training.targets", "maps", "maps"),
         ("conditional.evidence", "maps", "maps"),
         ("conditional.tables", "detections", "detections"),
@@ -126,6 +136,10 @@ def test_values_at_dotted_names(name: str, text: str, value: object) -> None:
         ("conditional.evidence", "pixels", "expected one of votes, maps"),
         ("conditional.tables", "map", "expected one of detections, rois"),
         ("conditional.scoring.extra_margin", "-1", "expected 0 or more"),
+        ("conditional.task_loss.clamp", "0", "expected above 0, or null"),
+        ("conditional.task_loss.mask_scored_regions", "0", "expected at least 1"),
+        ("conditional.best_fit_share", "2", "expected 0 to 1"),
+        ("conditional.box_overlap", "-1", "expected 0 to 1"),
         ("conditional.detection_scales", "[]", "expected factors"),
         ("conditional.detection_scales", "[1, 9]", "expected factors"),
         ("prediction.training.precision", "16", "expected one of 32, bf16"),
@@ -170,7 +184,7 @@ def test_bad_values_are_one_line(name: str, text: str, message: str) -> None:
         *(
             (PredictionTraining, change)
             for change in (
-                {"final_steps": 0},
+                {"final_steps": -1},
                 {"backbone_lr_factor": 0.0},
                 {"scale_range": (0.1, 1.0)},
                 {"weight_decay": -1.0},
@@ -277,6 +291,18 @@ def test_without_continuation_only_the_last_training_counts() -> None:
     assert (single.rounds, single.prediction_steps) == (0, training.final_steps)
     continued = override(config, {"prediction.training.continued": "true"})
     assert continued.prediction_steps == 3 * training.steps + training.final_steps
+
+
+def test_without_a_last_training_the_last_round_is_the_result() -> None:
+    changes = {"prediction.training.final_steps": "0", "rounds": "3"}
+    config = configure("synthetic", CLASSES, changes)
+    steps = config.prediction.training.steps
+    assert config.prediction_steps == 3 * steps
+    assert config.without_rounds().prediction_steps == 3 * steps
+    fresh = override(config, {"prediction.training.continued": "false"})
+    assert fresh.prediction_steps == fresh.without_rounds().prediction_steps == steps
+    with pytest.raises(InputError, match="final_steps 0; with a teacher"):
+        configure("voc-cpu", CLASSES, changes)
 
 
 @pytest.mark.parametrize("change", [{"evidence": "peaks"}, {"tables": "votes"}, {"evidence": None}])

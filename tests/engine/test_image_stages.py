@@ -175,9 +175,12 @@ def test_another_dataset_with_the_same_file_names_is_refused(tmp_path: Path) -> 
     labelled = load_labelled(grey_images(tmp_path / "data", "x.png"))
     make_regions(labelled, tmp_path / "out", OPTIONS, SERIAL)
     index = tmp_path / "out/regions.json"
-    text = index.read_text()
-    assert '"x"' in text
-    index.write_text(text.replace('"x"', '"y"'))
+    content = json.loads(index.read_text())
+    content["images"][0]["image_id"] = "y"
+    with pytest.raises(InputError, match="damaged, its content does not fit its digest"):
+        index.write_text(json.dumps(content)), RegionFolder(tmp_path / "out")
+    del content["digest"]
+    index.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"x\.png\.npz is of image 'y', not 'x'"):
         make_regions(labelled, tmp_path / "out", OPTIONS, SERIAL)
 
@@ -293,7 +296,7 @@ def test_ctrl_c_is_one_line_and_leaves_complete_files(scenes: Path, tmp_path: Pa
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert errors.splitlines() == ["annocoin: interrupted; nothing half-written is left"]
+    assert errors.splitlines() == ["annocoin: interrupted; the same command continues"]
     assert len(RegionFolder(out)) < 8
 
 
@@ -369,7 +372,7 @@ def test_mcg_files_become_regions(annocoin: Run, scenes: Path, tmp_path: Path) -
     [
         (("nothing", "--out", "x"), "no such file or folder"),
         (("{scenes}",), "--out"),
-        (("{scenes}", "--out", "{tmp}/r", "--from", "sam:x"), "expected mcg:DIR or coco:FILE"),
+        (("{scenes}", "--out", "{tmp}/r", "--from", "sams:x"), "expected mcg:DIR or coco:FILE"),
         (("{scenes}", "--out", "{tmp}/r", "--boundaries", "canny"), "expected one of network"),
         (("{scenes}", "--out", "{tmp}/r", "--jobs", "0"), "at least 1"),
         (("show", "nothing.png", "--out", "{tmp}/x.png"), "nothing.png"),

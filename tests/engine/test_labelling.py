@@ -41,7 +41,11 @@ from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels
 from annocoin.engine.randomness import generator_at
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError, Problems
-from annocoin.objective.task_loss import prediction_loss_table, restricted_loss_table
+from annocoin.objective.task_loss import (
+    TaskLossOptions,
+    prediction_loss_table,
+    restricted_loss_table,
+)
 from annocoin.prediction.networks import (
     PredictionArchitecture,
     build_network,
@@ -49,7 +53,12 @@ from annocoin.prediction.networks import (
     resize_shortest_side,
     write_prediction,
 )
-from annocoin.prediction.region_scoring import IOU_EXPONENT, detect_annotated, score_regions
+from annocoin.prediction.region_scoring import (
+    IOU_EXPONENT,
+    RegionScores,
+    detect_annotated,
+    score_regions,
+)
 from annocoin.seeds.retrieval import retrieve
 from engine.worlds import Artefacts
 
@@ -177,7 +186,7 @@ def test_loss_tables_are_those_of_single_images(
         requirements = world.prepared[image.image_id].requirements
         resized = resize_shortest_side(image.pixels(), architecture.min_size, architecture.max_size)
         scores = score_regions(net, resized, requirements.regions, requirements.labels)
-        expected = restricted_loss_table(*scores)
+        expected = restricted_loss_table(*scores[:2])
         assert tables[image.image_id].shape == expected.shape
         torch.testing.assert_close(tables[image.image_id], expected, rtol=1e-3, atol=1e-3)
     with_tables = world.draw(tmp_path / "l", tables=tables)
@@ -238,12 +247,18 @@ def test_forms_of_the_loss_table(world: World) -> None:
     generator = torch.Generator().manual_seed(0)
     log_probabilities = torch.rand(5, 3, generator=generator).log_softmax(dim=1)
     mask_losses = torch.rand(5, 2, generator=generator)
-    config = world.config
-    ours = loss_table(log_probabilities, mask_losses, config)
+    box_losses = torch.rand(5, 2, generator=generator)
+    scores, config = RegionScores(log_probabilities, mask_losses, box_losses), world.config
+    ours = loss_table(scores, config)
     assert torch.equal(ours, restricted_loss_table(log_probabilities, mask_losses))
     printed = replace(config, training=replace(config.training, restrict_to_annotation=False))
-    paper = loss_table(log_probabilities, mask_losses, printed)
+    paper = loss_table(scores, printed)
     assert torch.equal(paper, prediction_loss_table(log_probabilities, mask_losses))
+    options = TaskLossOptions(clamp=None, box=True)
+    for form, table in ((config, restricted_loss_table), (printed, prediction_loss_table)):
+        boxes = loss_table(scores, replace(form, task_loss=options))
+        assert torch.equal(boxes, table(*scores, clamp=None))
+        assert not torch.equal(boxes, table(*scores[:2], clamp=None))
 
 
 @pytest.mark.parametrize("stage", ["draw", "tables"])

@@ -20,11 +20,15 @@ from annocoin.engine.preflight import (
     Precomputed,
     check_architectures,
     check_before_work,
+    dry_run,
     plan,
+    plan_with_estimates,
+    stage_images,
     suggest_bfloat16,
 )
 from annocoin.engine.presets import PRESETS, configure
 from annocoin.errors import InputError, Problems
+from annocoin.progress import format_duration
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_classifier
 
 TRUNK = "conditional.architecture.trunk"
@@ -144,7 +148,7 @@ def test_a_classifier_of_other_classes_or_of_the_run_itself(
 @pytest.mark.parametrize(
     ("supervision", "rounds", "stages"),
     [
-        ("image", None, ["classifier", "regions", "seeds", "conditional", "1 rounds", "final"]),
+        ("image", None, ["classifier", "regions", "seeds", "conditional", "1 round", "final"]),
         ("image", 0, ["classifier", "regions", "seeds", "labels", "prediction"]),
         ("mask", None, ["prediction"]),
     ],
@@ -167,6 +171,37 @@ def test_the_plan_counts_the_images_of_the_classifier(weak: WeakDataset) -> None
     assert lines[0].startswith("5 images")
     assert lines[1].endswith("epochs of 8 images")
     assert lines[2].endswith("of 5 images")
+
+
+def test_the_plan_with_estimates(
+    weak: WeakDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure("synthetic", weak.classes)
+    monkeypatch.setattr(preflight, "cores", lambda: 2)
+    arguments: Any = (config, weak, Precomputed(), None, tmp_path / "no" / "run", single_process())
+    lines, seconds = plan_with_estimates(*arguments)
+    assert all("; about " in line for line in lines[1:7])
+    total = format_duration(sum(seconds.values()))
+    assert lines[7].startswith(f"in all about {total} on 2 cores, ")
+    assert not (tmp_path / "no").exists()
+    images = stage_images(config, weak, Precomputed())
+    assert (images.classifier, images.regions, images.rounds) == (8, 8, (8, 8))
+    monkeypatch.setattr(preflight, "disk_space", lambda *_: 1e9)
+    monkeypatch.setattr(preflight, "peak_memory", lambda *_: 1e9)
+    *_, memory, disk = plan_with_estimates(*arguments)[0]
+    assert "GB of memory are free" in memory
+    assert f"GB of disk space are free at {tmp_path}" in disk
+
+
+def test_a_dry_run_has_the_checks_of_a_run(weak: WeakDataset, tmp_path: Path) -> None:
+    group = single_process(precision="bf16-mixed")
+    config = configure("synthetic", weak.classes)
+    lines = dry_run(weak[:5], tmp_path, config, more_images=weak[5:], group=group)
+    assert lines[0].startswith("8 images")
+    changed = replace(config, classifier=replace(config.classifier, backbone="resnet51"))
+    with pytest.raises(InputError, match="resnet51"):
+        dry_run(weak, tmp_path, changed, group=group)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,11 @@ def test_trainings_that_see_every_image_use_all() -> None:
     assert images.used is images.dataset
 
 
+def test_without_a_last_training_there_are_images_for_the_last_samples() -> None:
+    images = RoundImages(dataset(50), config(4, 0))
+    assert len(images.of_round(3)) == len(images.of_round(1)) == 12
+
+
 def test_rounds_use_different_parts() -> None:
     images = RoundImages(dataset(50), config(4, 10))
     first, second, last = (ids(images.of_round(number)) for number in (1, 2, 3))

@@ -14,6 +14,7 @@ from annocoin.engine.run_directory import (
     CHECKPOINT,
     CONFIG,
     COSTS,
+    DONE,
     ENVIRONMENT,
     LOCK,
     METRICS,
@@ -24,9 +25,11 @@ from annocoin.engine.run_directory import (
     check_format,
     is_run,
     open_run,
+    read_result,
 )
+from annocoin.engine.verification import verify_run
 from annocoin.errors import InputError, Problems
-from annocoin.files import exclusive_lock
+from annocoin.files import exclusive_lock, write_bytes, write_record
 
 NO_PROBLEMS = Problems()
 
@@ -44,6 +47,11 @@ def run(tmp_path: Path, log: list[str]) -> Run:
 def opened(path: Path, config: Any = None, log: Any = None) -> Any:
     lines: list[str] = []
     return open_run(path, config or {"rounds": 1}, single_process(), log=log or lines.append)
+
+
+def facts(config: Any) -> dict[str, Any]:
+    """What users of a run need to know, besides its networks."""
+    return {"config": config, "supervision": "image", "dataset": "1", "folders": {}}
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -78,7 +86,7 @@ def test_work_is_done_once(run: Run, log: list[str]) -> None:
     assert stage.is_done
     assert stage.record["figures"] == {"map": 0.25}
     assert log[0].startswith("regions: 0 s; map 0.25")
-    assert log[1] == "regions: done before"
+    assert log[1] == "regions: done before; map 0.25"
     assert lines_of(run.path / METRICS) == [{"stage": "regions", "map": 0.25}]
     assert set(json.loads((run.path / COSTS).read_text())) == {"regions"}
 
@@ -88,7 +96,6 @@ def test_interrupted_work_is_done_again(run: Run) -> None:
 
     def interrupted() -> None:
         (stage.folder / CHECKPOINT).write_text("half")
-        (stage.folder / f".{CHECKPOINT}.x").write_text("of a process that was killed")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -96,7 +103,7 @@ def test_interrupted_work_is_done_again(run: Run) -> None:
     assert not stage.is_done
     contents: list[set[str]] = []
     run.do(stage, lambda: contents.append({path.name for path in stage.folder.iterdir()}))
-    assert contents == [{CHECKPOINT}], "the checkpoint is kept, temporary files are not"
+    assert contents == [{CHECKPOINT}], "the checkpoint is kept"
     assert not (stage.folder / CHECKPOINT).exists()
     assert stage.is_done
 
@@ -152,10 +159,12 @@ def test_the_result_is_written_before_the_copies_of_networks(
     stage = run.stage("prediction", {})
     run.do(stage, lambda: (stage.folder / "p.safetensors").write_text("weights"))
     networks = {"prediction": stage.folder / "p.safetensors"}
-    run.finish(networks, config={"rounds": 1})
+    run.finish(networks, **facts({"rounds": 1}))
     result = json.loads((run.path / RESULT).read_text())
     assert result["config"] == {"rounds": 1}
-    assert result["stages"] == [{"stage": "prediction", "folder": run.relative(stage.folder)}]
+    assert result["stages"] == [
+        {"stage": "prediction", "folder": run.relative(stage.folder), "done": True}
+    ]
     assert (run.path / result["networks"]["prediction"]).read_text() == "weights"
     assert (run.path / "prediction.safetensors").read_text() == "weights"
 
@@ -179,7 +188,7 @@ def test_a_change_of_options_is_announced(tmp_path: Path) -> None:
     path, lines = tmp_path / "run", []
     first = {"rounds": 1, "prediction": {"lr": 0.1, "steps": 3}, "scales": (1, 2)}
     with opened(path, first, lines.append) as run:
-        run.finish({}, config=first)
+        run.finish({"prediction": path / ENVIRONMENT}, **facts(first))
     with opened(path, first, lines.append):
         pass
     assert lines == []
@@ -226,3 +235,113 @@ def test_runs_of_another_version_are_refused(tmp_path: Path, environment: dict[s
         pass
     assert json.loads((tmp_path / ENVIRONMENT).read_text()) == environment
     assert (tmp_path / CONFIG).read_text() == "{}"
+
+
+def done_stage(run: Run, calls: list[int]) -> tuple[Stage, Any]:
+    """A stage with a network, arrays and metrics, and its work, which counts its calls."""
+    stage = run.stage("regions", {})
+
+    def work() -> dict[str, float]:
+        calls.append(1)
+        for name in ("files/a.npz", "files/b.npz", "net.safetensors", METRICS):
+            if not (stage.folder / name).exists():
+                write_bytes(stage.folder / name, name.encode())
+        return {"map": 0.25}
+
+    run.do(stage, work)
+    return stage, work
+
+
+@pytest.mark.parametrize("name", ["files/a.npz", "net.safetensors", DONE])
+@pytest.mark.parametrize("damage", ["deleted", "truncated", "flipped"])
+def test_a_stage_with_a_damaged_file_is_done_again(
+    run: Run, log: list[str], name: str, damage: str
+) -> None:
+    calls: list[int] = []
+    stage, work = done_stage(run, calls)
+    before = {p: p.read_bytes() for p in stage.folder.rglob("*") if p.is_file()}
+    file = stage.folder / name
+    content = file.read_bytes()
+    if damage == "deleted":
+        file.unlink()
+    else:
+        file.write_bytes(content[:5] if damage == "truncated" else b"\x01" + content[1:])
+    run.do(stage, work)
+    assert len(calls) == 2
+    if (name, damage) != (DONE, "deleted"):
+        line = f"regions: {name} missing or changed since the stage was done; it is done again"
+        assert line in log
+    costs = stage.folder / COSTS
+    assert all(path.read_bytes() == content for path, content in before.items() if path != costs)
+    run.do(stage, work)
+    assert len(calls) == 2
+
+
+def test_damaged_metrics_are_announced_and_cost_no_training(run: Run, log: list[str]) -> None:
+    calls: list[int] = []
+    stage, work = done_stage(run, calls)
+    (stage.folder / METRICS).unlink()
+    run.do(stage, work)
+    assert calls == [1]
+    assert "its metrics are left out" in log[-2]
+
+
+def test_names_in_a_record_do_not_lead_out_of_the_stage(run: Run, tmp_path: Path) -> None:
+    stage, work = done_stage(run, [])
+    (tmp_path / "mine").write_text("x")
+    record = {**stage.record, "files": {"../../../mine": "0"}}
+    write_record(stage.folder / DONE, record)
+    with pytest.raises(InputError, match="expected a name inside"):
+        run.do(stage, work)
+    assert (tmp_path / "mine").exists()
+
+
+def test_stages_of_earlier_versions_are_used(run: Run) -> None:
+    calls: list[int] = []
+    stage, work = done_stage(run, calls)
+    (stage.folder / DONE).write_text(json.dumps({"stage": "regions", "seconds": 3.5}))
+    (stage.folder / COSTS).unlink()
+    run.do(stage, work)
+    run.finish({}, **facts({}))
+    assert calls == [1]
+    assert json.loads((run.path / COSTS).read_text()) == {"regions": 3.5}
+    assert any("has no digests" in line for line in verify_run(run.path))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "{}", '{"networks": []}', "\xff"])
+def test_a_damaged_result_is_one_line(tmp_path: Path, content: str) -> None:
+    path, lines = tmp_path / "run", []
+    with opened(path) as run:
+        run.finish({"prediction": path / ENVIRONMENT}, **facts({"rounds": 1}))
+    (path / RESULT).write_text(content)
+    with pytest.raises(InputError, match=r"run\.json: .*run `annocoin train` again"):
+        read_result(path)
+    assert any("run.json" in line for line in verify_run(path))
+    with opened(path, log=lines.append):
+        pass
+    assert lines == [f"{path / RESULT}: damaged; it is written again"]
+
+
+@pytest.mark.parametrize("name", [CONFIG, ENVIRONMENT])
+def test_a_run_without_a_small_file_is_still_a_run(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run"
+    with opened(path) as run:
+        run.do(run.stage("regions", {}), lambda: None)
+    (path / name).unlink()
+    assert any(name in line for line in verify_run(path))
+    with opened(path):
+        pass
+    assert verify_run(path) == []
+    (path / ENVIRONMENT).write_text("[]")
+    with opened(path):
+        assert verify_run(path) == []
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with opened(path):
+        pass
+    (path / "stages").mkdir()
+    (path / "stages" / ".a.npz.0123abcd-1-x.part").write_text("half")  # of another machine
+    with opened(path):
+        assert list(path.rglob("*.part")) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import math
 import pickle
@@ -18,6 +19,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from annocoin.engine import checkpoint
+from annocoin.engine.checkpoint import read_checkpoint, write_checkpoint
 from annocoin.engine.distribution import ProcessGroup, single_process
 from annocoin.engine.metrics import FileLogger, MemoryLogger
 from annocoin.engine.trainer import (
@@ -76,6 +79,7 @@ def fit(
     *,
     steps: int = 12,
     name: str = "constant",
+    lr: float = LR,
     schedule: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
@@ -83,7 +87,7 @@ def fit(
     Trainer(**options).fit(
         net,
         Numbers() if examples is None else examples,
-        [{"params": list(net.parameters()), "lr": LR}],
+        [{"params": list(net.parameters()), "lr": lr}],
         Schedule(steps, 2, **{"max_grad_norm": MAX_GRAD_NORM, **(schedule or {})}),
         name=name,
     )
@@ -199,9 +203,38 @@ def test_a_resumed_training_ends_with_the_same_bits(
     assert again.batches == []
 
 
-def test_checkpoints_are_written_after_a_time(tmp_path: Path) -> None:
+def test_checkpoints_are_written_after_a_time_or_a_tenth_of_the_steps(tmp_path: Path) -> None:
+    def saved_steps(seconds: float, cost: float) -> list[int]:
+        """Those of 40 steps, of so many seconds each, after which a file is written."""
+        now, written = 0.0, []
+        optimizer = torch.optim.SGD([torch.ones(1)])
+
+        def write(path: Path, state: dict[str, Any]) -> None:
+            nonlocal now
+            now += cost
+            written.append(state["step"])
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checkpoint, "write_checkpoint", write)
+            patch.setattr(checkpoint.time, "monotonic", lambda: now)
+            checkpointer = checkpoint.Checkpointer(tmp_path / "c.pt", 100.0)
+            for step in range(1, 41):
+                now += seconds
+                checkpointer.save(step, 40, "constant", Constant(), optimizer)
+        return written
+
+    assert saved_steps(1.0, 0.1) == list(range(4, 40, 4)), "each tenth but the last"
+    assert saved_steps(1.0, 1.0) == [4, 24], "at most a twentieth of the time"
+    assert saved_steps(60.0, 1.0) == list(range(2, 41, 2)), "every 100 seconds"
     fit(Constant(), checkpoint=tmp_path / "c.pt", checkpoint_seconds=100)
-    assert not (tmp_path / "c.pt").exists()
+    assert read_checkpoint(tmp_path / "c.pt")["step"] >= 1
+
+
+def test_weights_that_are_not_finite_after_the_last_step_are_refused() -> None:
+    with pytest.raises(InputError, match=r"constant: the weights weight are not finite after"):
+        fit(Constant(0.0), steps=1, lr=3e38, schedule={"optimizer": "sgd"})
+    with pytest.raises(InputError, match="learning rate 1e\\+39"):
+        fit(Constant(), lr=1e39)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -328,26 +361,36 @@ def no_checkpoint(path: Path) -> None:
 
 
 def other_content(path: Path) -> None:
-    torch.save({"name": "constant", "step": 1}, path)
+    write_checkpoint(path, {"name": "constant", "step": 1})
 
 
 def other_network(path: Path) -> None:
-    state = torch.load(path, weights_only=True)
-    torch.save({**state, "module": {"weights": torch.zeros(3)}}, path)
+    write_checkpoint(path, {**read_checkpoint(path), "module": {"weights": torch.zeros(3)}})
 
 
 def code(path: Path) -> None:
-    path.write_bytes(pickle.dumps(damaged, protocol=2))
+    content = pickle.dumps(damaged, protocol=2)
+    path.write_bytes(hashlib.sha256(content).digest() + content)
 
 
-@pytest.mark.parametrize("change", [damaged, no_checkpoint, other_content, other_network, code])
+def flipped(path: Path) -> None:
+    """One bit of a weight, which torch does not notice."""
+    content = bytearray(path.read_bytes())
+    weight = bytes(read_checkpoint(path)["module"]["weight"].numpy().tobytes())
+    content[content.index(weight) + 3] ^= 0x40
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "change", [damaged, no_checkpoint, other_content, other_network, code, flipped]
+)
 def test_a_bad_checkpoint_is_refused_in_one_line(
     change: Callable[[Path], None], tmp_path: Path
 ) -> None:
     path = tmp_path / "c.pt"
     fit(Constant(), checkpoint=path, checkpoint_seconds=0)
     change(path)
-    with pytest.raises(InputError, match=r"c\.pt: not a checkpoint of this training.*delete it$"):
+    with pytest.raises(InputError, match=r"c\.pt: not a checkpoint of this .*; delete it, and "):
         fit(Constant(), checkpoint=path)
 
 

@@ -31,7 +31,7 @@ from annocoin.conditional.scoring import (
     seed_prior,
     seed_votes,
 )
-from annocoin.data.artefacts import ArrayFormat, Arrays, ArtefactFolder
+from annocoin.data.artefacts import MAX_BITS, ArrayFormat, Arrays, ArtefactFolder
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.config import ConditionalConfig
 from annocoin.engine.image_stages import Execution, check_usable, run_image_stage
@@ -214,6 +214,8 @@ def preparation_options(config: ConditionalConfig) -> dict[str, object]:
     return {
         "top_regions": config.top_regions,
         "require_peak": config.require_peak,
+        "box_overlap": config.box_overlap,
+        "best_fit_share": config.best_fit_share,
         "evidence": config.evidence,
         "targets": config.training.targets,
     }
@@ -241,12 +243,20 @@ def prepare_image(
     """Filtered regions, requirements, seed votes and targets of one image."""
     annotation = image.annotation
     seeds.check_for(annotation)
-    kept = filter_regions(regions, seeds, annotation, top_regions=config.top_regions)
+    kept = filter_regions(
+        regions,
+        seeds,
+        annotation,
+        top_regions=config.top_regions,
+        box_overlap=config.box_overlap,
+    )
     requirements = requirements_of(
         annotation,
         regions[kept],
         seeds=seeds if config.require_peak else None,
         image=image.pixels(),
+        box_overlap=config.box_overlap,
+        best_fit_share=config.best_fit_share,
     )
     votes = seed_votes(requirements, seeds)
     shares: Tensor | None = None
@@ -310,6 +320,8 @@ def _decode(arrays: Arrays) -> PreparedImage:
     targets = arrays["targets"]
     if targets.dtype == np.uint8:
         height, width = regions.size
+        if targets.shape[0] * height * width > MAX_BITS:
+            raise ValueError(f"{targets.shape[0]} targets of {height} x {width} pixels")
         bits = np.unpackbits(targets, axis=1, count=height * width)
         shares = bits.reshape(-1, height, width).astype(np.float32)
         targets = shares / shares.sum(axis=0)

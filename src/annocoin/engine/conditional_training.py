@@ -95,7 +95,7 @@ def direct_step(
         unary: F [K, P, J+1].
         table: D [P, J+1].
     """
-    scores = candidates.scores(unary)
+    scores, table = candidates.scores(unary), candidates.repeat(table)
     fixed, classes = scores.detach(), candidates.requirements.labels
     predicted = candidates.infer(fixed).labels
 
@@ -126,7 +126,7 @@ def direct_step(
         "changed_by_loss": float((towards != predicted).any(dim=1).float().mean()),
         "instances": float((predicted > 0).sum(dim=1).float().mean()),
         "fallback_regions": float(candidates.requirements.num_fallbacks),
-        **margin_figures(unary.detach(), fixed),
+        **margin_figures(candidates.repeat(unary.detach()), fixed),
     }
     return surrogate, figures
 

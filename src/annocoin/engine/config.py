@@ -10,9 +10,11 @@ from typing import Any, Literal, get_args
 
 from annocoin.backbones import IMAGENET, Precision
 from annocoin.conditional.networks import ConditionalArchitecture
+from annocoin.conditional.requirements import BEST_FIT_SHARE, BOX_OVERLAP
 from annocoin.conditional.scoring import ScoringOptions
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.objective.diversity import GAMMA
+from annocoin.objective.task_loss import TaskLossOptions
 from annocoin.prediction.networks import PredictionArchitecture
 from annocoin.prediction.soft_losses import LossOptions
 from annocoin.regions.proposals import RegionOptions
@@ -138,6 +140,8 @@ class ConditionalConfig:
             a seed touches.
         require_peak: whether tags are compatible only with regions that contain a peak of their
             class.
+        box_overlap, best_fit_share: the regions compatible with a box, see `requirements_of`.
+        task_loss: of regions under the prediction network.
         evidence: the prior of regions: "votes" of the seeds, see `seed_prior`, or class "maps", see
             `map_prior`. Images with other labels than tags have "votes" instead of "maps".
         tables: the loss of a region under the prediction network: by the network's "detections",
@@ -155,6 +159,9 @@ class ConditionalConfig:
     training: ConditionalTraining = field(default_factory=ConditionalTraining)
     top_regions: int = TOP_REGIONS
     require_peak: bool = True
+    box_overlap: float = BOX_OVERLAP
+    best_fit_share: float = BEST_FIT_SHARE
+    task_loss: TaskLossOptions = field(default_factory=TaskLossOptions)
     evidence: Evidence = "votes"
     tables: Tables = "rois"
     detection_scales: tuple[float, ...] = (1.0,)
@@ -164,6 +171,7 @@ class ConditionalConfig:
     def __post_init__(self) -> None:
         check_choice("evidence", self.evidence, get_args(Evidence))
         check_choice("tables", self.tables, get_args(Tables))
+        _check_range(self, fraction=("box_overlap", "best_fit_share"))
         scales = self.detection_scales
         if not scales or not all(0.25 <= scale <= 4 for scale in scales):
             raise InputError(
@@ -182,7 +190,8 @@ class PredictionTraining:
     """Training of the prediction network.
 
     Args:
-        steps, final_steps: of each round, and of the last training after all rounds.
+        steps, final_steps: of each round, and of the last training after all rounds; 0 for no last
+            training, as in the paper: the network of the last round is the result.
         continued: whether the training of a round continues that of the round before, with one
             learning rate schedule for all; otherwise each starts anew.
         batch_size: images per step and process.
@@ -210,14 +219,14 @@ class PredictionTraining:
     precision: Precision = "32"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "final_steps", "batch_size"):
+        for name in ("steps", "batch_size"):
             check_positive(name, getattr(self, name))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("optimizer", self.optimizer, get_args(OptimizerName))
         _check_range(
             self,
             above=("lr", "backbone_lr_factor", "max_grad_norm"),
-            least=("weight_decay", "frozen_layers"),
+            least=("final_steps", "weight_decay", "frozen_layers"),
         )
         if not 0.25 <= self.scale_range[0] <= self.scale_range[1] <= 4:
             raise InputError(f"scale_range {self.scale_range}; expected rising factors, .25 to 4")
@@ -282,6 +291,11 @@ class Config:
         """Raise unless the result can be trained apart from the rounds."""
         if teacher.architecture.classes != self.classes:
             raise InputError("the teacher has other classes than the prediction network")
+        if not self.prediction.training.final_steps:
+            raise InputError(
+                "prediction.training.final_steps 0; with a teacher, the result is trained after "
+                "the rounds: expected at least 1, or --set teacher=null"
+            )
         for name in ("teacher", "prediction"):
             if getattr(self, name).training.continued:
                 raise InputError(
@@ -338,7 +352,8 @@ class Config:
     def prediction_steps(self) -> int:
         """Steps of the prediction network whose weights are the result."""
         training = self.prediction.training
-        return self.rounds * training.steps * training.continued + training.final_steps
+        continued = self.rounds * training.steps * training.continued
+        return continued + training.final_steps or training.steps
 
     def without_rounds(self) -> Config:
         """The same number of steps of the prediction network in a single training."""

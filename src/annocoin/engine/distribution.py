@@ -77,9 +77,14 @@ class ProcessGroup:
     def barrier(self) -> None:
         self.fabric.barrier()
 
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value, in all processes."""
+        received: T = self.fabric.broadcast(value)
+        return received
+
     def raise_on_all_ranks(self, problem: str | None) -> None:
         """Raise rank 0's problem, if it has one, in all processes."""
-        message = self.fabric.broadcast(problem)
+        message = self.broadcast(problem)
         if message is not None:
             raise InputError(message)
 

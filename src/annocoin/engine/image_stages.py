@@ -12,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from annocoin.data.artefacts import LOCK, ArtefactFolder
 from annocoin.data.dataset import LabelledImage, LabelledImages, WeakDataset, WeakImage
 from annocoin.data.images import read_image
@@ -33,8 +35,11 @@ from annocoin.regions.boundaries import BoundaryDetector
 from annocoin.regions.importers import ImageProposals, ProposalSource
 from annocoin.regions.proposals import DEFAULT_LIMIT, RegionOptions, RegionProposer
 from annocoin.regions.region_set import RegionSet
+from annocoin.regions.sam import SamOptions, SamProposer
+from annocoin.regions.sam_model import SamModel
 from annocoin.regions.storage import RegionFolder, regions_are_current, write_regions
 from annocoin.seeds.classifier import (
+    Classifier,
     ClassifierArchitecture,
     read_classifier,
     write_classifier,
@@ -161,6 +166,45 @@ def make_regions(
     )
 
 
+def make_sam_regions(
+    dataset: WeakDataset,
+    out: str | Path,
+    options: SamOptions,
+    execution: Execution | None = None,
+) -> RegionFolder:
+    """Compute regions with SAM for every image that has none in `out` yet.
+
+    The dataset's boxes and points are prompts beside a grid of points. The folder depends on them,
+    on all options, and on the content of the ONNX files (not on external data of theirs).
+    """
+    SamModel(options.encoder, options.decoder)  # bad files are reported before a folder exists
+    located = [
+        (image.image_id, label.box, label.point, label.crowd)
+        for image in dataset
+        for label in image.annotation
+        if label.box is not None or label.point is not None
+    ]
+    provenance = {
+        **asdict(options),
+        "source": "sam",
+        "encoder": file_digest(options.encoder)[:12],
+        "decoder": file_digest(options.decoder)[:12],
+        "supervision": dataset.supervision,
+        "prompts": hashlib.sha256(repr(located).encode()).hexdigest()[:12] if located else "grid",
+        "weights": _weights_digest(),
+    }
+    return run_image_stage(
+        RegionFolder,
+        Path(out),
+        provenance,
+        [(image.image_id, f"{image.file_name}.npz", image) for image in dataset],
+        partial(_SamWorker, options),
+        lambda path, _: regions_are_current(path),
+        "regions",
+        execution or Execution(),
+    )
+
+
 def make_classifier(
     dataset: WeakDataset,
     out: Path,
@@ -180,7 +224,7 @@ def make_classifier(
     file, metadata = out / CLASSIFIER_FILE, provenance(options, dataset, seed)
     if file.is_file():
         check_provenance(file, metadata)
-        return {}
+        return {} if trainer is None else _tag_figures(read_classifier(file), dataset, trainer)
     execution = execution or Execution()
     lock: AbstractContextManager[None] = nullcontext()
     if trainer is None:
@@ -194,15 +238,24 @@ def make_classifier(
         )
     with lock:
         net = train_classifier(dataset, options, seed=seed, trainer=trainer)
-        figures = {}
+        figures = _tag_figures(net, dataset, trainer)
         if trainer.group is None or trainer.group.is_main:
-            figures["tag_map"] = tag_map(net, dataset[:MEASURED_IMAGES], trainer.problems)
             if validation is not None:
                 figures["validation_tag_map"] = tag_map(net, validation, trainer.problems)
             write_classifier(file, net, metadata)
             for checkpoint in out.glob(CHECKPOINT.format("*")):
                 checkpoint.unlink()
     return figures
+
+
+def _tag_figures(net: Classifier, dataset: WeakDataset, trainer: Trainer) -> dict[str, float]:
+    """The tag mAP on the training images, also of a classifier that was trained before."""
+    if trainer.group is not None:
+        if not trainer.group.is_main:
+            return {}
+        net = net.to(trainer.group.device)
+    net = net.to(memory_format=torch.channels_last)
+    return {"tag_map": tag_map(net, dataset[:MEASURED_IMAGES], trainer.problems)}
 
 
 def make_seeds(
@@ -323,6 +376,17 @@ class _RegionWorker:
             return self.propose(pixels)
         edges = self.propose.detector(pixels).mean(axis=0)
         return imported.regions(image.annotation.size, edges)[: self.limit]
+
+    def write(self, path: Path, result: RegionSet) -> None:
+        write_regions(path, result)
+
+
+class _SamWorker:
+    def __init__(self, options: SamOptions) -> None:
+        self.propose = SamProposer(options)
+
+    def compute(self, item: WeakImage) -> RegionSet:
+        return self.propose(item.pixels(), item.annotation, f"image {item.image_id!r}")
 
     def write(self, path: Path, result: RegionSet) -> None:
         write_regions(path, result)

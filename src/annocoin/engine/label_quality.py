@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from annocoin.data.dataset import WeakDataset
+from annocoin.data.dataset import LabelledImages, WeakDataset
 from annocoin.types import ImageId, Instances
 
 MIN_IMAGES_PER_CLASS = 20
@@ -34,7 +34,9 @@ class Measurement:
     images: int
 
 
-def check_class_sizes(dataset: WeakDataset, least: int = MIN_IMAGES_PER_CLASS) -> list[str]:
+def check_class_sizes(
+    dataset: WeakDataset | LabelledImages, least: int = MIN_IMAGES_PER_CLASS
+) -> list[str]:
     """A warning if classes have too few images to learn where they are; none otherwise."""
     counts = Counter(label for image in dataset for label in image.annotation.distinct_labels)
     few = [

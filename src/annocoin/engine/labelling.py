@@ -48,7 +48,12 @@ from annocoin.objective.task_loss import (
     running_mean_table,
 )
 from annocoin.prediction.networks import ResizedImage, read_prediction, resize_shortest_side
-from annocoin.prediction.region_scoring import detect_annotated, detected_iou, score_regions
+from annocoin.prediction.region_scoring import (
+    RegionScores,
+    detect_annotated,
+    detected_iou,
+    score_regions,
+)
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.retrieval import retrieve
 from annocoin.seeds.seed_set import SeedFolder
@@ -146,11 +151,12 @@ def samples_of(
     return draw_samples(net, example.pixels, example.candidates(config.scoring), count, generator)
 
 
-def loss_table(log_probabilities: Tensor, mask_losses: Tensor, config: ConditionalConfig) -> Tensor:
+def loss_table(scores: RegionScores, config: ConditionalConfig) -> Tensor:
     """D [P, J+1] of the outputs of `score_regions`."""
-    if config.training.restrict_to_annotation:
-        return restricted_loss_table(log_probabilities, mask_losses)
-    return prediction_loss_table(log_probabilities, mask_losses)
+    restricted, options = config.training.restrict_to_annotation, config.task_loss
+    table = restricted_loss_table if restricted else prediction_loss_table
+    boxes = scores.box_losses if options.box else None
+    return table(scores.log_probabilities, scores.mask_losses, boxes, clamp=options.clamp)
 
 
 def _run(
@@ -230,16 +236,22 @@ class _RegionScorer:
         regions, labels, pixels = requirements.regions, requirements.labels, image.pixels()
         if self.config.tables == "rois":
             scores = score_regions(
-                self.net, self._resized(pixels), regions, labels, bfloat16=self.bfloat16
+                self.net,
+                self._resized(pixels),
+                regions,
+                labels,
+                mask_scored_regions=self.config.task_loss.mask_scored_regions,
+                bfloat16=self.bfloat16,
             )
-            return loss_table(*scores, self.config)
+            return loss_table(scores, self.config)
         detected = torch.zeros(len(regions), len(labels))
         for scale in self.config.detection_scales:
             resized = self._resized(pixels, scale)
             detections = detect_annotated(self.net, resized, labels, bfloat16=self.bfloat16)
             detected += detected_iou(regions, detections, labels)
         detected /= len(self.config.detection_scales)
-        return detection_loss_table(log_expected_iou(detected, NEUTRAL_DETECTION))
+        log_odds = log_expected_iou(detected, NEUTRAL_DETECTION)
+        return detection_loss_table(log_odds, clamp=self.config.task_loss.clamp)
 
     def _resized(self, pixels: Image, scale: float = 1.0) -> ResizedImage:
         sides = (self.architecture.min_size, self.architecture.max_size)

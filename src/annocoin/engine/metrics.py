@@ -54,9 +54,10 @@ class FileLogger:
 
     def start(self, step: int) -> None:
         """Open the files; lines of later steps, by a process that was killed, are dropped."""
-        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+        lines = read_metrics(self.path) if self.path.exists() else []
         kept = [line for line in lines if 0 < _step_of(line) <= step]
-        files.write_bytes(self.path, b"".join(line + b"\n" for line in kept))
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        files.write_bytes(self.path, text.encode())
         self._file = self.path.open("a", encoding="utf-8")
         if self.tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds
@@ -68,24 +69,46 @@ class FileLogger:
         if self._file is None:
             self.start(0)
         assert self._file is not None
-        self._file.write(json.dumps(dict(figures)) + "\n")
-        self._file.flush()
-        if self._writer is not None:
-            for name, value in figures.items():
+        with files.reported(self.path):
+            self._file.write(json.dumps(dict(figures)) + "\n")
+            self._file.flush()
+            for name, value in figures.items() if self._writer is not None else ():
                 if name != "step" and isinstance(value, int | float):
                     self._writer.add_scalar(name, value, figures["step"])
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._writer is not None:
-            self._writer.close()
+        with files.reported(self.path):
+            if self._file is not None:
+                self._file.close()
+            if self._writer is not None:
+                self._writer.close()
         self._file = self._writer = None
 
 
-def _step_of(line: bytes) -> int:
-    """The step of a line, from 1; 0 of one that was cut off."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return 0
+def write_scalars(tensorboard: Path, step: int, figures: Mapping[str, float]) -> None:
+    """Add one step to TensorBoard's curves in a folder; later steps there are dropped."""
+    from torch.utils.tensorboard import SummaryWriter  # takes seconds
+
+    writer: Any = SummaryWriter(str(tensorboard), purge_step=step)
+    for name, value in figures.items():
+        writer.add_scalar(name, value, step)
+    writer.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The figures of each line; lines that were cut off or damaged are left out."""
+    lines = []
+    for line in files.read_bytes(path).splitlines():
+        try:
+            figures = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(figures, dict):
+            lines.append(figures)
+    return lines
+
+
+def _step_of(figures: Mapping[str, Any]) -> int:
+    """The step of a line, from 1; 0 without one."""
+    step = figures.get("step")
+    return step if isinstance(step, int) else 0

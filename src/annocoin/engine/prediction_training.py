@@ -102,7 +102,8 @@ class RoundImages:
         of_round = config.labelling_network.training
         last = config.prediction.training
         self.seen = [of_round.steps * of_round.batch_size * world_size] * config.rounds
-        self.seen.append(last.final_steps * last.batch_size * world_size)
+        final_steps = last.final_steps or last.steps  # without a last training, as many as a round
+        self.seen.append(final_steps * last.batch_size * world_size)
 
     def of_round(self, number: int) -> WeakDataset:
         """The images of a round, 1..R, or of the last training, R + 1.

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from annocoin.backbones import SCRATCH
 from annocoin.conditional.networks import ConditionalNetwork
-from annocoin.data.dataset import WeakDataset, WeakImage
+from annocoin.data.dataset import WeakDataset, WeakImage, concatenate
 from annocoin.engine.conditional_dataset import with_artefacts
 from annocoin.engine.config import Config, PredictionConfig
-from annocoin.engine.distribution import ProcessGroup, has_bfloat16
+from annocoin.engine.distribution import ProcessGroup, has_bfloat16, worker_processes
+from annocoin.engine.estimates import (
+    StageImages,
+    disk_space,
+    median_size,
+    peak_memory,
+    stage_seconds,
+)
 from annocoin.engine.image_stages import CLASSIFIER_FILE, classifier_architecture, with_regions
 from annocoin.engine.overrides import check_weight_files, use_classifier
+from annocoin.engine.parallel import cores
 from annocoin.engine.prediction_training import RoundImages
-from annocoin.errors import InputError, Problems
+from annocoin.errors import InputError, Problems, plural
 from annocoin.files import file_digest
 from annocoin.prediction.networks import build_network
+from annocoin.progress import format_duration
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture
 from annocoin.seeds.seed_set import SeedFolder
@@ -124,24 +135,55 @@ def trains_classifier(config: Config, dataset: WeakDataset, precomputed: Precomp
     return precomputed.seeds is None or config.needs_classifier
 
 
+def stage_images(
+    config: Config,
+    dataset: WeakDataset,
+    precomputed: Precomputed,
+    more_tags: WeakDataset | None = None,
+    world_size: int = 1,
+) -> StageImages:
+    """How many images each part of a run processes."""
+    tagged = len(dataset) + len(more_tags or ())
+    rounds = RoundImages(dataset, config, world_size)
+    used = 0 if dataset.fully_masked else len(rounds.used)
+    return StageImages(
+        classifier=tagged if trains_classifier(config, dataset, precomputed) else 0,
+        regions=used if precomputed.regions is None else 0,
+        seeds=used if precomputed.seeds is None else 0,
+        prepared=used if config.rounds else 0,
+        rounds=tuple(len(rounds.of_round(i + 1)) for i in range(config.rounds + 1)),
+        median_size=median_size(image.annotation.size for image in dataset),
+    )
+
+
 def plan(
     config: Config,
     dataset: WeakDataset,
     precomputed: Precomputed,
     more_tags: WeakDataset | None = None,
+    seconds: Mapping[str, float] | None = None,
 ) -> list[str]:
-    """The stages of a run and their sizes, a line each."""
+    """The stages of a run and their sizes, a line each.
+
+    Args:
+        seconds: the expected time of the stages, see `stage_seconds`, if it is to be shown.
+    """
     images, training = len(dataset), config.prediction.training
     network, teacher = _title(config.prediction), config.labelling_network
     single = f"{network}: {config.prediction_steps} steps of {training.batch_size} images"
     lines = [f"{images} images, {len(dataset.classes)} classes, supervision {dataset.supervision}"]
 
-    def add(stage: str, work: str) -> None:
-        lines.append(f"  {stage:12s} {work}")
+    def add(title: str, work: str, *stages: str) -> None:
+        expected = sum(
+            value for name, value in (seconds or {}).items() if name.startswith(stages or (title,))
+        )
+        time = f"; about {format_duration(expected)}" if expected else ""
+        lines.append(f"  {title:12s} {work}{time}")
 
     if trains_classifier(config, dataset, precomputed):
         classifier, tagged = config.classifier, images + len(more_tags or ())
-        add("classifier", f"{classifier.backbone}: {classifier.epochs} epochs of {tagged} images")
+        epochs = plural(classifier.epochs, "epoch")
+        add("classifier", f"{classifier.backbone}: {epochs} of {tagged} images")
     if dataset.fully_masked:
         add("prediction", single)
         return lines
@@ -156,14 +198,86 @@ def plan(
         return lines
     conditional, trunk = config.conditional.training, config.conditional.architecture.trunk
     steps = f"{conditional.initial_steps} steps of {conditional.batch_size} images"
-    add("conditional", f"{trunk}: {steps}, from the seeds")
+    add("conditional", f"{trunk}: {steps}, from the seeds", "examples", "conditional")
     add(
-        f"{config.rounds} rounds",
+        plural(config.rounds, "round"),
         f"{conditional.samples} samples; {_title(teacher)}: {teacher.training.steps} steps of "
         f"{teacher.training.batch_size}; loss tables; conditional: {conditional.steps} steps",
+        "round ",
     )
-    add("final", f"samples; {network}: {training.final_steps} steps")
+    final = f"; {network}: {training.final_steps} steps" if training.final_steps else ""
+    add("final", f"samples{final}")
     return lines
+
+
+def plan_with_estimates(
+    config: Config,
+    dataset: WeakDataset,
+    precomputed: Precomputed,
+    more_tags: WeakDataset | None,
+    out: str | Path,
+    group: ProcessGroup,
+    jobs: int | None = None,
+) -> tuple[list[str], dict[str, float]]:
+    """The plan with the expected time, memory and disk space; also the seconds by stage."""
+    images = stage_images(config, dataset, precomputed, more_tags, group.world_size)
+    seconds: dict[str, float] = {}
+    if group.device.type == "cpu":  # no run on a GPU was measured
+        seconds = stage_seconds(config, images, cores() * group.nodes)
+    lines = plan(config, dataset, precomputed, more_tags, seconds)
+    lines += resources(config, images, sum(seconds.values()), out, group, jobs)
+    return lines + suggest_bfloat16(config, group), seconds
+
+
+def resources(
+    config: Config,
+    images: StageImages,
+    seconds: float,
+    out: str | Path,
+    group: ProcessGroup,
+    jobs: int | None = None,
+) -> list[str]:
+    """The expected time, memory and disk space of a run, and warnings if these are short.
+
+    Args:
+        seconds: of all stages; 0 if unknown.
+    """
+    on_cpu = group.device.type == "cpu"
+    workers = worker_processes(jobs, group)
+    memory, disk = peak_memory(config, images, workers), disk_space(config, images)
+    where = "memory" if on_cpu else "memory of the GPU"
+    number = plural(cores() * group.nodes, "core")
+    time = f"{format_duration(seconds)} on {number}" if seconds else "an unknown time on GPUs"
+    lines = [f"in all about {time}, {memory:.1f} GB of {where}, {disk:.1f} GB of disk space"]
+    free = psutil.virtual_memory().available / 1e9
+    if on_cpu and memory > free:
+        fewer = "; use fewer --jobs" if workers > 1 and images.regions else ""
+        lines.append(f"warning: {free:.1f} GB of memory are free{fewer}")
+    existing = next(path for path in (Path(out).resolve() / "x").parents if path.exists())
+    free = shutil.disk_usage(existing).free / 1e9
+    if disk > free:
+        lines.append(f"warning: {free:.1f} GB of disk space are free at {existing}")
+    return lines
+
+
+def dry_run(
+    dataset: WeakDataset,
+    out: str | Path,
+    config: Config,
+    *,
+    more_images: WeakDataset | None = None,
+    more_tags: WeakDataset | None = None,
+    precomputed: Precomputed | None = None,
+    group: ProcessGroup,
+    jobs: int | None = None,
+    problems: Problems | None = None,
+) -> list[str]:
+    """All checks of a run, and its plan with estimates; nothing is written."""
+    dataset = dataset if more_images is None else concatenate(dataset, more_images)
+    precomputed = precomputed or Precomputed()
+    config = config.in_bfloat16() if group.precision == "bf16-mixed" else config
+    config = check_before_work(dataset, out, config, precomputed, problems or Problems(), more_tags)
+    return plan_with_estimates(config, dataset, precomputed, more_tags, out, group, jobs)[0]
 
 
 def suggest_bfloat16(config: Config, group: ProcessGroup) -> list[str]:

@@ -21,6 +21,7 @@ from annocoin.engine.config import (
 )
 from annocoin.engine.overrides import NETWORKS, override, weights_folder
 from annocoin.errors import InputError, check_choice
+from annocoin.objective.task_loss import TaskLossOptions
 from annocoin.prediction.networks import PredictionArchitecture
 from annocoin.prediction.soft_losses import LossOptions
 from annocoin.regions.proposals import RegionOptions
@@ -175,10 +176,12 @@ def voc_r50_literal(classes: Classes) -> Config:
     """`voc_r50` with the paper's text at face value where our default departs from it.
 
     PRM's back-propagation for the seeds; a channel of noise per pixel and one linear 1x1
-    convolution; averages over the image without a factor; sums of edges and of neighbours; the
-    printed overlap test and the printed algorithm that runs until no region is left; seed pixels
-    as first labels; regions that a seed touches; learning rates of the probabilistic U-Net; Mask
-    R-CNN's SGD.
+    convolution; averages over the image without a factor; sums of edges, of neighbours and of
+    squared differences; the printed overlap test and the printed algorithm, which runs for each
+    class until no region is left; seed pixels as first labels; regions that a seed touches or that
+    overlap a box; losses of all regions without a bound; boxes in expectation; the learning rate
+    and batches of the probabilistic U-Net; Mask R-CNN's SGD; no training after the rounds, which
+    have its steps instead. docs/method.md lists all options.
     """
     ours = voc_r50(classes)
     return replace(
@@ -189,19 +192,23 @@ def voc_r50_literal(classes: Classes) -> Config:
                 classes,
                 "unet",
                 size=ours.conditional.architecture.size,
+                upsample=False,
                 noise="pixel",
                 noise_channels=1,
                 relu=False,
                 pool_over="image",
                 score_scale=1.0,
+                bias_outside=True,
             ),
             ScoringOptions(
                 seed_prior_weight=0.0,
                 prediction_weight=0.0,
                 prediction_weight_spread=0.0,
                 pairwise="literal",
+                difference="neighbourhood",
                 overlap_denominator="later",
                 cross_class_nms_threshold=1.0,
+                share_regions=True,
                 select_all=True,
             ),
             replace(
@@ -212,17 +219,23 @@ def voc_r50_literal(classes: Classes) -> Config:
                 epsilon=1.0,
                 diversity_weight=1.0,
                 restrict_to_annotation=False,
+                batch_size=10,
                 initial_lr=1e-4,
                 lr=1e-4,
                 weight_decay=1e-5,
             ),
             top_regions=0,
             require_peak=False,
+            best_fit_share=0.0,
+            task_loss=TaskLossOptions(clamp=None, mask_scored_regions=None),
         ),
         prediction=replace(
             ours.prediction,
+            losses=LossOptions(expected_boxes=True),
             training=replace(
                 ours.prediction.training,
+                steps=ours.prediction_steps // ours.rounds,
+                final_steps=0,
                 optimizer="sgd",
                 lr=0.005,  # .02 for 16 images
                 backbone_lr_factor=1.0,

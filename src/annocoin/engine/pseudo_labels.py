@@ -12,7 +12,8 @@ from torch import Tensor
 from annocoin import masks
 from annocoin.conditional.samples import Samples
 from annocoin.data.artefacts import ArrayFormat, Arrays, ArtefactFolder
-from annocoin.masks import RLE, Size
+from annocoin.data.parsing import checked_size
+from annocoin.masks import Size
 from annocoin.prediction.soft_targets import SoftTargets
 from annocoin.types import Annotation, Instances
 
@@ -160,24 +161,26 @@ def write_pseudo_labels(path: Path, labels: PseudoLabels) -> None:
 
 
 def write_table(path: Path, table: Tensor) -> None:
-    """Write a loss table as .npz, atomically, in half precision: D is at most 12."""
+    """Write a loss table as .npz, atomically, in half precision: clamped, D is at most 12."""
     TABLES.write(path, {"table": table.cpu().numpy().astype(np.float16)})
 
 
 def _decode(arrays: Arrays) -> PseudoLabels:
-    height, width = (int(side) for side in arrays["size"])
-    counts, ends = arrays["rle_counts"].tobytes(), np.cumsum(arrays["rle_lengths"]).tolist()
-    rles: list[RLE] = [
-        {"size": [height, width], "counts": counts[start:end]}
-        for start, end in zip([0, *ends[:-1]], ends, strict=False)
-    ]
+    height, width = arrays["size"].tolist()
+    size = checked_size(height, width, "size")
+    rles = masks.from_counts(arrays["rle_counts"], arrays["rle_lengths"], size)
+    members, consensus = arrays["members"], int(arrays["consensus"])
+    if members.shape[1] != len(rles) or not 0 <= consensus < len(members):
+        raise ValueError(f"members {members.shape}, sample {consensus}, {len(rles)} masks")
+    if not np.isfinite(arrays["boxes"]).all():
+        raise ValueError("boxes are not finite")
     fields = ("labels", "scores", "boxes", "confidence")
     instances = Instances(
-        size=(height, width),
+        size=size,
         masks=rles,
         **{name: torch.from_numpy(arrays[name]) for name in fields},
     )
-    return PseudoLabels(instances, torch.from_numpy(arrays["members"]), int(arrays["consensus"]))
+    return PseudoLabels(instances, torch.from_numpy(members), consensus)
 
 
 def _box_labels(samples: Samples, k: int, annotation: Annotation) -> dict[int, int]:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from annocoin.conditional.networks import ConditionalNetwork, read_conditional, write_conditional
+from annocoin.data.artefacts import STAGE_FILES
 from annocoin.data.dataset import WeakDataset, concatenate, with_more_tags
 from annocoin.engine import label_quality
+from annocoin.engine.checkpoint import CHECKPOINT_SECONDS
 from annocoin.engine.conditional_dataset import (
     ConditionalDataset,
     PreparedFolder,
@@ -19,6 +21,7 @@ from annocoin.engine.conditional_dataset import (
 )
 from annocoin.engine.conditional_training import train_direct_loss, train_from_seeds
 from annocoin.engine.config import FROM_CLASSIFIER, Config, PredictionConfig
+from annocoin.engine.dissimilarity import measure_dissimilarity
 from annocoin.engine.distribution import single_process
 from annocoin.engine.image_stages import (
     CLASSIFIER_FILE,
@@ -33,14 +36,13 @@ from annocoin.engine.prediction_training import RoundImages, labels_from_masks, 
 from annocoin.engine.preflight import (
     Precomputed,
     check_before_work,
-    plan,
-    suggest_bfloat16,
+    plan_with_estimates,
     trains_classifier,
 )
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
 from annocoin.engine.randomness import seed_of, seeded
-from annocoin.engine.run_directory import Log, Run, Stage, labelling_network_name, open_run
-from annocoin.engine.trainer import CHECKPOINT_SECONDS
+from annocoin.engine.run_directory import Log, Run, labelling_network_name, open_run
+from annocoin.engine.stage import Stage
 from annocoin.files import file_digest, write_bytes
 from annocoin.prediction.networks import build_network, read_prediction, write_prediction
 from annocoin.regions.storage import RegionFolder
@@ -48,7 +50,6 @@ from annocoin.seeds.seed_set import SeedFolder
 from annocoin.types import ImageId
 
 CONDITIONAL_FILE, PREDICTION_FILE = "conditional.safetensors", "prediction.safetensors"
-FILES = "files"
 
 Labels = Mapping[ImageId, PseudoLabels]
 
@@ -71,8 +72,7 @@ def train_run(
     The same call resumes an interrupted run, and ends with the same result.
 
     Args:
-        more_images: further images for all stages.
-        more_tags: further images for the classifier.
+        more_images, more_tags: further images for all stages, and for the classifier.
     """
     main_digest = dataset.digest()
     dataset = dataset if more_images is None else concatenate(dataset, more_images)
@@ -86,7 +86,9 @@ def train_run(
     with open_run(
         out, config.to_json(), group, log=log, checkpoint_seconds=checkpoint_seconds
     ) as run:
-        for line in plan(config, dataset, precomputed, more_tags) + suggest_bfloat16(config, group):
+        inputs, machine = (dataset, precomputed, more_tags), (out, group, execution.jobs)
+        lines, run.estimated = plan_with_estimates(config, *inputs, *machine)
+        for line in lines:
             run.log(line)
         if measurement is not None and measurement.images < len(dataset):
             run.log(f"pseudo labels are measured on {measurement.images} of {len(dataset)} images")
@@ -160,15 +162,18 @@ class _Rounds:
                 f"{name}, prediction", samples, None, teacher.training.steps, prediction, teacher
             )
             tables = self.score_regions(number, prediction, tables if average else None)
+            self.measure_dissimilarity(number, "prediction", samples, tables)
             if average and not (self.config.teacher and number == self.config.rounds):
                 earlier = labelling_network_name(number)
                 self.networks[earlier] = prediction.folder / PREDICTION_FILE
             conditional = self.train_conditional(f"{name}, conditional", conditional, tables)
         samples = self.draw_samples(self.config.rounds + 1, conditional, tables)
         self.networks["conditional"] = conditional.folder / CONDITIONAL_FILE
-        if self.config.teacher and prediction:
+        assert prediction is not None
+        if self.config.teacher:
             self.networks["teacher"] = prediction.folder / PREDICTION_FILE
-        steps = self.config.prediction.training.final_steps
+        if not (steps := self.config.prediction.training.final_steps):
+            return prediction
         return self.train_prediction("final prediction", samples, None, steps, prediction)
 
     def train_classifier(self, data: Stage) -> Stage | None:
@@ -182,7 +187,7 @@ class _Rounds:
             if self.tagged is not self.dataset:
                 values["tagged"] = self.tagged.digest()
             stage = self.run.stage("classifier", values, data)
-            training = {"seed": self.config.seed, "trainer": self._trainer(stage)}
+            training = self._training(stage)
             work = partial(make_classifier, self.tagged, stage.folder, options, **training)
         else:
             return None
@@ -199,7 +204,7 @@ class _Rounds:
             return self.run.stage("regions", self.regions.digest(), data)
         options = self.config.regions
         stage = self.run.stage("regions", asdict(options) | self.images.option(self.used), data)
-        folder = stage.folder / FILES
+        folder = stage.folder / STAGE_FILES
         self.run.do(stage, partial(make_regions, self.used, folder, options, self.execution))
         self.regions = RegionFolder(folder)
         self.folders["regions"] = folder
@@ -214,7 +219,7 @@ class _Rounds:
         options = self.config.seeds
         values = asdict(options) | self.images.option(self.used)
         stage = self.run.stage("seeds", values, regions, self.classifier)
-        folder = stage.folder / FILES
+        folder = stage.folder / STAGE_FILES
         work = partial(make_seeds, self.used, self.regions, folder, options)
         classifier = self.networks["classifier"]
         self.run.do(stage, partial(work, classifier=classifier, execution=self.execution))
@@ -227,7 +232,7 @@ class _Rounds:
         config = self.config.conditional
         options = preparation_options(config) | self.images.option(self.used)
         stage = self.run.stage("examples", options, seeds)
-        folder = stage.folder / FILES
+        folder = stage.folder / STAGE_FILES
         arguments = (self.used, self.regions, self.seeds, folder, config, self.execution)
         self.run.do(stage, partial(prepare_images, *arguments))
         self.prepared = PreparedFolder(folder)
@@ -250,7 +255,7 @@ class _Rounds:
         config = self.config.conditional
         weights, inputs = self._initial_weights(config.weights)
         options = self._options(config)  # regions are scored later
-        for name in ("scoring", "tables", "detection_scales", "average_tables"):
+        for name in ("scoring", "task_loss", "tables", "detection_scales", "average_tables"):
             del options[name]
         stage = self.run.stage("conditional", options, prepared, *inputs)
 
@@ -258,13 +263,7 @@ class _Rounds:
             with seeded(seed_of(self.config.seed, "conditional weights")):
                 net = ConditionalNetwork(config.architecture, weights)
             net.to(self.run.group.device)
-            train_from_seeds(
-                net,
-                self._examples(),
-                config,
-                seed=self.config.seed,
-                trainer=self._trainer(stage),
-            )
+            train_from_seeds(net, self._examples(), config, **self._training(stage))
             self._write_conditional(stage, net)
 
         self.run.do(stage, work)
@@ -283,7 +282,14 @@ class _Rounds:
         work = partial(draw_labels, *arguments, seed=self.config.seed, tables=folder)
         self.run.do(stage, work)
         self._measure(stage)
+        if tables is not None:
+            self.measure_dissimilarity(number - 1, "conditional", stage, tables)
         return stage
+
+    def measure_dissimilarity(self, number: int, last: str, samples: Stage, tables: Stage) -> None:
+        """DISC after a round's training of the network `last`."""
+        gamma = self.config.gamma
+        measure_dissimilarity(self.run, number, last, self.prepared, samples, tables, gamma)
 
     def train_prediction(
         self,
@@ -329,8 +335,7 @@ class _Rounds:
                 span=span,
                 gamma=self.config.gamma,
                 name=name,
-                seed=self.config.seed,
-                trainer=self._trainer(stage),
+                **self._training(stage),
             )
             if self.run.group.is_main:
                 write_prediction(stage.folder / PREDICTION_FILE, net, config.architecture)
@@ -348,7 +353,7 @@ class _Rounds:
         file, config = prediction.folder / PREDICTION_FILE, self.config.conditional
         precision = self.config.labelling_network.training.precision
         options: dict[str, Any] = {"tables": config.tables, "scales": config.detection_scales}
-        options |= {"precision": precision}
+        options |= {"precision": precision, "task_loss": asdict(config.task_loss)}
         options |= self.images.option(images)
         inputs = (prediction,) if previous is None else (prediction, previous)
         stage = self.run.stage(f"round {number}, tables", options, *inputs)
@@ -366,15 +371,9 @@ class _Rounds:
         def work() -> None:
             net = read_conditional(conditional.folder / CONDITIONAL_FILE)
             net.to(self.run.group.device)
-            train_direct_loss(
-                net,
-                self._examples(TableFolder(tables.folder)),
-                config,
-                gamma=self.config.gamma,
-                name=name,
-                seed=self.config.seed,
-                trainer=self._trainer(stage),
-            )
+            examples, gamma = self._examples(TableFolder(tables.folder)), self.config.gamma
+            training = self._training(stage)
+            train_direct_loss(net, examples, config, gamma=gamma, name=name, **training)
             self._write_conditional(stage, net)
 
         self.run.do(stage, work)
@@ -386,9 +385,11 @@ class _Rounds:
         path = Path(str(options.weights))
         return {**values, "weights": file_digest(path)} if path.is_file() else values
 
-    def _trainer(self, stage: Stage) -> Any:
+    def _training(self, stage: Stage) -> dict[str, Any]:
+        """The random seed and the trainer of a stage."""
         workers = 0 if self.execution.jobs == 1 else None
-        return self.run.trainer(stage, self.execution.problems, workers)
+        trainer = self.run.trainer(stage, self.execution.problems, workers)
+        return {"seed": self.config.seed, "trainer": trainer}
 
     def _examples(self, tables: TableFolder | None = None) -> ConditionalDataset:
         size = self.config.conditional.architecture.size

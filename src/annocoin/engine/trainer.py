@@ -13,11 +13,12 @@ import os
 import pickle
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import cv2
 import torch
@@ -25,8 +26,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from annocoin import files
-from annocoin.engine.config import OptimizerName
+from annocoin.engine.checkpoint import CHECKPOINT_SECONDS, Checkpointer
 from annocoin.engine.distribution import (
     ProcessGroup,
     exit_with_parent,
@@ -36,15 +36,19 @@ from annocoin.engine.distribution import (
 from annocoin.engine.metrics import MetricsLogger
 from annocoin.engine.parallel import single_thread
 from annocoin.engine.randomness import generator_at, seed_of, seeded
-from annocoin.errors import InputError, Problems, brief, image_line
+from annocoin.errors import InputError, Problems, image_line
 from annocoin.progress import track
 from annocoin.types import ImageId
 
-CHECKPOINT_SECONDS = 60.0
+if TYPE_CHECKING:  # the configuration imports all networks, which reading a run does not need
+    from annocoin.engine.config import OptimizerName
+
 WARM_UP = 0.05
 """Fraction of the training in which the learning rate rises."""
 
 MOMENTUM = 0.9
+SHOWN_STEPS = 20
+"""Whose mean loss the progress shows."""
 
 Figures = dict[str, float]
 
@@ -152,8 +156,8 @@ class Trainer:
         module.train()
         wrapped, wrapped_optimizer = group.setup(module, optimizer)
         batches = self._batches(examples, schedule, first, group, (seed, name))
-        steps = range(first, schedule.steps)
-        for step in track(steps, name) if group.is_main else steps:
+        steps, recent = range(first, schedule.steps), deque[float]([], SHOWN_STEPS)
+        for step in track(steps, name, partial(_loss_of, recent)) if group.is_main else steps:
             started = time.perf_counter()
             batch, image_ids = self._next(batches, step)
             loaded = time.perf_counter()
@@ -175,12 +179,14 @@ class Trainer:
                 raise InputError(_not_finite(name, step, figures, image_ids))
             wrapped_optimizer.step()
             scheduler.step()
+            recent.append(means["loss"])
             if group.is_main:
                 if self.logger is not None:
                     self.logger.log({"step": step + 1, **means})
-                self.checkpointer.save(step + 1, name, module, optimizer)
+                self.checkpointer.save(step + 1, schedule.steps, name, module, optimizer)
             self.data_seconds += loaded - started
             self.step_seconds += time.perf_counter() - started
+        _check_weights(module, name)
         module.eval()
         if self.logger is not None and group.is_main:
             self.logger.close()
@@ -223,40 +229,6 @@ class Trainer:
             if item.example is None:
                 raise InputError(f"no image can be used; {item.unreadable[0][1]}")
         return Batch([item.example for item in loaded], step), [item.image_id for item in loaded]
-
-
-class Checkpointer:
-    """The state of one training in a file: weights, optimizer, and number of steps."""
-
-    def __init__(self, path: Path | None, seconds: float = CHECKPOINT_SECONDS) -> None:
-        self.path, self.seconds = path, seconds
-        self._saved = time.monotonic()
-
-    def resume(self, name: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Load the state, if there is a file; gives the number of steps that are done."""
-        if self.path is None or not self.path.exists():
-            return 0
-        try:
-            state = torch.load(self.path, map_location="cpu", weights_only=True)
-            if state["name"] != name:
-                raise ValueError(f"it is of {state['name']!r}")
-            module.load_state_dict(state["module"])
-            optimizer.load_state_dict(state["optimizer"])
-            return int(state["step"])
-        except Exception as error:  # a damaged file raises many kinds
-            raise InputError(
-                f"{self.path}: not a checkpoint of this training ({brief(str(error))}); delete it"
-            ) from None
-
-    def save(
-        self, step: int, name: str, module: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Write the state after so many steps, if the last file is old enough."""
-        if self.path is None or time.monotonic() - self._saved < self.seconds:
-            return
-        state = {"name": name, "step": step, "module": module.state_dict()}
-        _save(self.path, state | {"optimizer": optimizer.state_dict()})
-        self._saved = time.monotonic()
 
 
 def batch_indices(
@@ -356,20 +328,32 @@ def _init_worker(_: int) -> None:
 
 def _optimizer(schedule: Schedule, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
     """Not fused: on CPUs that confuses gradients of another memory format (torch 2.15)."""
+    highest = max(group["lr"] for group in groups)
+    if highest > torch.finfo(torch.float32).max:
+        raise InputError(f"learning rate {highest:g}; expected a number that a network can hold")
     options: dict[str, Any] = {"weight_decay": schedule.weight_decay, "foreach": True}
     if schedule.optimizer == "sgd":
         return torch.optim.SGD(list(groups), lr=1.0, momentum=MOMENTUM, **options)
     return torch.optim.AdamW(list(groups), **options)
 
 
-def _save(path: Path, state: dict[str, Any]) -> None:
-    content = io.BytesIO()
-    torch.save(state, content)
-    files.write_bytes(path, content.getbuffer())
+def _check_weights(module: nn.Module, name: str) -> None:
+    """Raise if the last step made weights that are not finite; those before, the loss shows."""
+    for weight, value in module.state_dict().items():
+        if not bool(value.isfinite().all()):
+            raise InputError(
+                f"{name}: the weights {weight} are not finite after the last step; "
+                "lower the learning rate"
+            )
 
 
 def _is_finite(figures: Figures) -> bool:
     return math.isfinite(figures["loss"]) and math.isfinite(figures["grad_norm"])
+
+
+def _loss_of(recent: Sequence[float]) -> str:
+    """The mean loss of recent steps, for the progress."""
+    return f"loss {sum(recent) / len(recent):.3f}" if recent else ""
 
 
 def _not_finite(name: str, step: int, figures: Figures, image_ids: Sequence[ImageId]) -> str:
