@@ -21,9 +21,12 @@ from PIL import Image
 import annocoin as package
 from annocoin.cli import app, options
 from end_to_end.quick import QUICK
+from pictures import picture, tagged_picture
 from processes import interruptible
 
 Run = Callable[..., Any]
+
+MAIN = "from annocoin.cli import main; main()"
 
 
 @pytest.fixture
@@ -89,8 +92,8 @@ def test_synth_show_and_version(annocoin: Run, tmp_path: Path) -> None:
 def test_help_lists_every_command(annocoin: Run, arguments: list[str]) -> None:
     outcome = annocoin(*arguments)
     assert outcome.code == 0
-    for command in ("demo", "train", "label", "predict", "evaluate", "convert", "show", "synth",
-                    "classifier", "regions", "seeds"):  # fmt: skip
+    for command in ("demo", "check", "train", "label", "predict", "export", "report", "evaluate",
+                    "convert", "show", "synth", "classifier", "regions", "seeds"):  # fmt: skip
         assert f"  {command}  " in outcome.out
     assert "..." not in outcome.out.split("Commands:")[1]  # no summary is cut
 
@@ -134,6 +137,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
         ("trian data --out run", "trian"),
         ("train data --out run --preset voc", "expected one of synthetic"),
         ("label run data --out x --format pdf", "expected one of coco"),
+        ("export run --out x --to pdf", "expected one of onnx"),
     ],
 )
 def test_help_and_mistyped_arguments_import_nothing_heavy(arguments: str, expected: str) -> None:
@@ -168,24 +172,37 @@ def test_constants_of_options_are_those_of_the_package() -> None:
     from annocoin.engine.distribution import AUTO, PRECISIONS
     from annocoin.engine.presets import PRESETS
     from annocoin.evaluation.evaluator import PROTOCOLS, THRESHOLDS
+    from annocoin.prediction.export import ExportFormat
     from annocoin.prediction.predictor import SCORE
     from annocoin.regions.boundaries import DetectorKind
+    from annocoin.report.page import MAX_IMAGES
+    from annocoin.synthetic.creatures import STYLES
 
     expected = {
         "SUPERVISION": get_args(Supervision),
         "DATASET_KINDS": get_args(DatasetKind),
         "FORMATS": get_args(Format),
+        "EXPORT_FORMATS": get_args(ExportFormat),
         "PROTOCOLS": tuple(PROTOCOLS),
         "PRECISIONS": PRECISIONS,
         "DETECTORS": get_args(DetectorKind),
+        "SCENE_STYLES": tuple(STYLES),
         "AUTO_DEVICE": AUTO,
         "SCORE": SCORE,
         "IOU_THRESHOLDS": THRESHOLDS,
         "DEMO_IMAGES": IMAGES,
+        "GALLERY_IMAGES": MAX_IMAGES,
     }
     assert {name: getattr(options, name) for name in expected} == expected
     assert list(options.PRESETS) == list(PRESETS)
     assert set(options.GPU_PRESETS) < set(PRESETS)
+
+
+def test_shells_complete_commands() -> None:
+    words = {"_ANNOCOIN_COMPLETE": "complete_bash", "COMP_WORDS": "annocoin ev", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'annocoin'\n" + MAIN]
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True)
+    assert (done.stdout.split(), done.returncode) == (["evaluate"], 0)
 
 
 def test_label_with_a_limit_takes_the_first_images(
@@ -197,7 +214,9 @@ def test_label_with_a_limit_takes_the_first_images(
         datasets.append(dataset)
         return package.load_labelled(scenes)[: len(dataset)]
 
-    monkeypatch.setattr("annocoin.api.TrainedRun", lambda path: SimpleNamespace(supervision="box"))
+    monkeypatch.setattr(
+        "annocoin.trained.TrainedRun", lambda path: SimpleNamespace(supervision="box")
+    )
     monkeypatch.setattr("annocoin.api.label", label)
     outcome = annocoin("label", tmp_path, scenes, "--out", tmp_path / "l.json", "--limit", 3)
     assert (outcome.code, outcome.err) == (0, "")
@@ -293,14 +312,14 @@ def test_an_empty_split_is_one_line(annocoin: Run, voc: Path, results: Path) -> 
     assert "no usable image in split 'val'" in outcome.err
 
 
-@pytest.mark.parametrize("to", ["coco", "voc", "yolo", "labelme", "folder", "results"])
+@pytest.mark.parametrize("to", options.FORMATS)
 def test_a_conversion_that_fails_leaves_nothing(
     annocoin: Run, voc: Path, tmp_path: Path, to: str
 ) -> None:
     last = sorted((voc / "JPEGImages").iterdir())[-1]
     last.write_bytes(last.read_bytes()[:500])
     before = sorted(tmp_path.iterdir())
-    out = tmp_path / ("out.json" if to == "coco" else "out")
+    out = tmp_path / ("out.json" if to in ("coco", "labelstudio") else "out")
     outcome = annocoin("convert", voc, out, "--to", to)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert sorted(tmp_path.iterdir()) == before
@@ -384,6 +403,90 @@ def test_an_interrupted_command_leaves_nothing(
     assert outcome.err == "annocoin: interrupted; nothing half-written is left\n"
     assert temporary
     assert [path.name for path in tmp_path.iterdir()] == ["voc"]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [("train", "the same command continues"), ("show", "nothing half-written is left")],
+)
+def test_an_interruption_says_whether_the_command_resumes(
+    annocoin: Run, voc: Path, monkeypatch: pytest.MonkeyPatch, command: str, expected: str
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("annocoin.data.formats.voc.read", interrupt)
+    outcome = annocoin(command, voc, "--out", "out.png")
+    assert (outcome.code, outcome.err) == (130, f"annocoin: interrupted; {expected}\n")
+
+
+def test_check_summarises_a_dataset(annocoin: Run, voc: Path) -> None:
+    outcome = annocoin("check", voc, "--split", "train")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("7 images: 64 x 64 pixels\nlabels: ")
+    assert "--supervision mask --preset synthetic --split train --out RUN" in outcome.out
+    assert "in all about " in outcome.out
+    truncate_image(voc, voc)
+    outcome = annocoin("check", voc)
+    assert outcome.code == 1
+    assert "7 images" in outcome.out
+    assert "error: " in outcome.out
+    assert "broken image" in outcome.out
+    assert "train refuses 1 error: mend them" in outcome.out
+    outcome = annocoin("check", voc / "ImageSets")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+
+
+def test_check_and_train_report_surplus_cells(annocoin: Run, tmp_path: Path) -> None:
+    root = tagged_picture(tmp_path / "d", "a.jpg", "person")
+    picture(root / "images" / "b.jpg")
+    (root / "labels.csv").write_text("image,class\na.jpg,person\nb.jpg,person,dog\n")
+    outcome = annocoin("check", root)
+    assert outcome.code == 1
+    assert "labels.csv:3: ['dog'] beyond the 2 columns" in outcome.out
+    outcome = annocoin("train", root, "--preset", "synthetic", "--out", tmp_path / "run")
+    assert (outcome.code, "beyond the 2 columns" in outcome.err) == (2, True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_check_of_coco_without_images(annocoin: Run, voc: Path, tmp_path: Path) -> None:
+    assert annocoin("convert", voc, tmp_path / "c.json", "--to", "coco").code == 0
+    outcome = annocoin("check", tmp_path / "c.json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "--supervision mask" in outcome.out
+
+
+@pytest.mark.parametrize("supervision", ["image", "tags"])
+def test_a_dry_run_does_no_work(annocoin: Run, voc: Path, tmp_path: Path, supervision: str) -> None:
+    run = tmp_path / "run"
+    command = ("train", voc, "--out", run, "--preset", "synthetic", "--dry-run")
+    outcome = annocoin(*command, "--supervision", supervision)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "8 images: 64 x 64 pixels\n" in outcome.out
+    assert "6 classes, supervision image\n" in outcome.out
+    assert "  1 round      " in outcome.out
+    assert "in all about " in outcome.out
+    assert not run.exists()
+
+
+def test_overlays_are_named_by_the_stem() -> None:
+    from annocoin.cli.runs import _overlay_names
+
+    names = _overlay_names(["sub/x.jpg", "y.jpg", "y.png", "z.tar.jpg"])
+    assert list(names.values()) == ["sub/x.png", "y.jpg.png", "y.png.png", "z.tar.png"]
+
+
+def test_masks_as_polygons(annocoin: Run, voc: Path, tmp_path: Path) -> None:
+    out = tmp_path / "c.json"
+    outcome = annocoin("convert", voc, out, "--to", "coco", "--polygons")
+    assert outcome.code == 0, outcome.err
+    assert "masks changed: mean IoU with the original 0.9" in outcome.out
+    annotations = json.loads(out.read_text())["annotations"]
+    assert all(isinstance(a["segmentation"], list) for a in annotations)
+    assert len(package.load_evaluation(out)) == 8
+    outcome = annocoin("convert", voc, tmp_path / "m1.json", "--to", "voc")
+    assert (outcome.code, "voc is a folder" in outcome.err) == (2, True)
+    assert not (tmp_path / "m1.json").exists()
 
 
 def test_control_c_in_a_real_process(tmp_path: Path) -> None:

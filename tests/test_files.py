@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,3 +146,73 @@ def test_problems_stop_at_the_first_or_are_skipped() -> None:
 def test_other_errors_are_never_skipped() -> None:
     with pytest.raises(ZeroDivisionError), Problems(skip=True).caught():
         raise ZeroDivisionError
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill() -> None:
+        with files.new_directory(tmp_path / "out"):
+            full(0)
+
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (lambda: files.write_json(tmp_path / "out", {}), fill):
+        with pytest.raises(InputError) as caught:
+            write()
+        expected = f"{tmp_path / 'out'}: cannot be written (No space left on device)"
+        assert str(caught.value) == expected
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_input_is_not_reported_as_the_output(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), files.new_directory(tmp_path / "out"):
+        (tmp_path / "in").read_text()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from annocoin import files
+os.fsync = os.sync = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1].endswith(".json"):
+    files.write_json(Path(sys.argv[1]), {})
+with files.new_directory(Path(sys.argv[1])) as folder:
+    (folder / "x").write_text("x")
+"""
+
+
+@pytest.mark.parametrize("name", ["a.json", "folder", "x" * 255])
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, name: str) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "deep" / name)], check=False)
+    (left,) = (tmp_path / "deep").iterdir()
+    assert left.name.endswith(".part")
+    mine = tmp_path / "deep" / ".mine.part"
+    mine.write_text("of somebody else")
+    running = left.rename(left.with_name(re.sub(r"-\d+-", f"-{os.getpid()}-", left.name)))
+    files._clean_once.cache_clear()
+    files.write_json(tmp_path / "deep" / "b.json", {})
+    assert running.exists(), "of a process that runs"
+    running.rename(left)
+    files._clean_once.cache_clear()
+    files.write_json(tmp_path / "deep" / "b.json", {})
+    assert {path.name for path in (tmp_path / "deep").iterdir()} == {"b.json", mine.name}
+
+
+def test_records_notice_changes(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    files.write_record(path, {"a": (1, 2), "b": {"c": 0.1}, 3: None})
+    assert files.read_record(path) == {"a": [1, 2], "b": {"c": 0.1}, "3": None}
+    text = path.read_text()
+    for change in (text.replace("0.1", "0.2"), text.replace('"a"', '"z"')):
+        path.write_text(change)
+        with pytest.raises(InputError, match="damaged, its content does not fit its digest"):
+            files.read_record(path)
+    for content in ("[]", "null", "3", '"x"'):
+        path.write_text(content)
+        with pytest.raises(InputError, match="damaged, found"):
+            files.read_record(path)
+    path.write_text('{"a": 1}')  # of an earlier version
+    assert files.read_record(path) == {"a": 1}

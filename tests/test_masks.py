@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,3 +176,27 @@ def test_runs_of_length_zero_are_removed(lengths: list[int]) -> None:
 def test_probabilities_are_refused() -> None:
     with pytest.raises(ValueError, match="threshold"):
         masks.encode(np.full((1, 4, 4), 0.3))
+
+
+@given(hnp.arrays(bool, st.tuples(st.integers(1, 12), st.integers(1, 12))))
+def test_polygons_along_the_edges_of_pixels_are_exact(mask: npt.NDArray[np.bool_]) -> None:
+    """With parts, holes, and parts in holes; as COCO's tools read them."""
+    polygons = masks.to_polygons(mask, tolerance=0)
+    if not mask.any():
+        assert polygons == []
+        return
+    flat = [polygon.ravel().tolist() for polygon in polygons]
+    restored = masks.from_json(flat, mask.shape, "test")
+    assert np.array_equal(masks.decode([restored], mask.shape)[0], mask)
+    assert masks.iou_of_polygons(polygons, masks.encode(mask[None])[0]) == 1
+
+
+def test_polygons_with_a_tolerance_have_few_corners() -> None:
+    y, x = np.mgrid[:100, :120]
+    disc = (x - 60) ** 2 + (y - 50) ** 2 < 40**2
+    disc[45:55, 55:65] = False
+    (exact,), (polygon,) = masks.to_polygons(disc, tolerance=0), masks.to_polygons(disc)
+    assert len(polygon) < 0.6 * len(exact)
+    iou = masks.iou_of_polygons([polygon], masks.encode(disc[None])[0])
+    assert 0.97 < iou < 1
+    assert masks.iou_of_polygons([], masks.encode(disc[None])[0]) == 0

@@ -34,3 +34,45 @@ def test_memory_in_use() -> None:
     block = bytearray(b"x" * (64 << 20))
     assert before > 1 << 20
     assert progress.memory_in_use() - before > len(block) // 2
+
+
+def test_work_with_a_status_prints_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hundred steps of ten seconds; a line every five minutes."""
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    for _ in progress.track(range(100), "training", lambda: "loss 0.5"):
+        clock[0] += 10
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == "training: 100 to do, about 17 min"
+    assert len(lines) == 3
+    assert lines[0] == "training: 36 of 100, loss 0.5, 11 min left"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (125, "2 min 5 s"),
+        (2400, "40 min"),
+        (3599, "1 h"),
+        (8400, "2 h 20 min"),
+        (3 * 86400 + 4 * 3600, "3 days 4 h"),
+    ],
+)
+def test_durations_for_people(seconds: float, expected: str) -> None:
+    assert progress.format_duration(seconds) == expected
+
+
+def test_the_time_left_goes_by_the_speed_of_what_is_done() -> None:
+    estimated = {"a": 60.0, "b": 600.0, "c": 600.0}
+    assert progress.time_left(estimated, {"a": 120.0}) == "about 40 min left"  # twice as slow
+    assert (
+        progress.time_left(estimated, {"a": 60.0, "b": 600.0, "other": 9.0}) == "about 10 min left"
+    )
+    assert progress.time_left(estimated, {"a": 60.0, "b": 600.0, "c": 1.0}) == ""
+    assert progress.time_left({}, {"a": 1.0}) == ""
+    assert progress.time_left(estimated, {}) == ""

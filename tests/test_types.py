@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import math
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from annocoin import masks
+from annocoin.errors import InputError
 from annocoin.types import Annotation, Instances, WeakLabel
 
 
@@ -157,3 +160,26 @@ def test_boxes_are_clipped_to_the_image() -> None:
         boxes=[[-1.0, 0.0, 4.00001, 4.0], [9.0, 9.0, 10.0, 10.0]],
     )
     assert [label.box for label in instances.annotation()] == [(0, 0, 4, 4), None]
+
+
+def test_instances_as_detections_of_supervision(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervision = pytest.importorskip("supervision")
+    dense = torch.zeros(2, 8, 9)
+    dense[0, 2:4, 1:6] = dense[1, 5:, 5:] = 1
+    instances = Instances(size=(8, 9), masks=dense, labels=[3, 1], scores=[0.9, 0.4])
+    detections = instances.to_supervision()
+    assert isinstance(detections, supervision.Detections)
+    assert detections.xyxy.tolist() == [[1, 2, 6, 4], [5, 5, 9, 8]]
+    assert detections.class_id.tolist() == [2, 0]
+    assert detections.confidence.tolist() == pytest.approx([0.9, 0.4])
+    assert np.array_equal(detections.mask, dense.numpy().astype(bool))
+    assert detections.data == {}
+    named = instances[:1].annotation()
+    named = replace(named, weak_labels=(replace(named[0], confidence=0.25),))
+    detections = named.instances().to_supervision(["a", "b", "c"])
+    assert detections.data["class_name"].tolist() == ["c"]
+    assert detections.data["label_confidence"].tolist() == [0.25]
+    assert len(instances[:0].to_supervision(["a"])) == 0
+    monkeypatch.setitem(sys.modules, "supervision", None)
+    with pytest.raises(InputError, match="pip install supervision"):
+        instances.to_supervision()

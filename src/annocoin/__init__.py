@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 from annocoin.errors import InputError, Problems
 
 if TYPE_CHECKING:
-    from annocoin.api import TrainedRun, label, predict, train
+    from annocoin.api import label, train
     from annocoin.data.conversion import with_predictions, write_dataset
     from annocoin.data.images import read_image
     from annocoin.data.loading import load_evaluation, load_labelled, load_weak
     from annocoin.data.predictions import read_predictions, write_predictions
+    from annocoin.engine.verification import verify_run
     from annocoin.evaluation.evaluator import Evaluator, evaluate
+    from annocoin.report.comparison import write_comparison
+    from annocoin.report.page import write_report
+    from annocoin.trained import TrainedNetwork, TrainedRun, export, load, predict
     from annocoin.types import Annotation, Instances, WeakLabel
 
 __version__ = "0.1.0"
@@ -25,11 +29,14 @@ __all__ = [
     "InputError",
     "Instances",
     "Problems",
+    "TrainedNetwork",
     "TrainedRun",
     "WeakLabel",
     "__version__",
     "evaluate",
+    "export",
     "label",
+    "load",
     "load_evaluation",
     "load_labelled",
     "load_weak",
@@ -37,18 +44,25 @@ __all__ = [
     "read_image",
     "read_predictions",
     "train",
+    "verify_run",
     "with_predictions",
+    "write_comparison",
     "write_dataset",
     "write_predictions",
+    "write_report",
 ]
 
 _LAZY = {
-    "api": ("TrainedRun", "label", "predict", "train"),
+    "api": ("label", "train"),
     "data.conversion": ("with_predictions", "write_dataset"),
     "data.images": ("read_image",),
     "data.loading": ("load_evaluation", "load_labelled", "load_weak"),
     "data.predictions": ("read_predictions", "write_predictions"),
+    "engine.verification": ("verify_run",),
     "evaluation.evaluator": ("Evaluator", "evaluate"),
+    "report.comparison": ("write_comparison",),
+    "report.page": ("write_report",),
+    "trained": ("TrainedNetwork", "TrainedRun", "export", "load", "predict"),
     "types": ("Annotation", "Instances", "WeakLabel"),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}

@@ -1,30 +1,23 @@
-"""The few calls of a user: train a run, label a dataset with it, predict on new images."""
+"""Calls of a user that need the code of training: train a run, label a dataset with it."""
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
-import os
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from annocoin import files
-from annocoin.data.conversion import with_instances
 from annocoin.data.dataset import (
     EvaluationDataset,
     LabelledImage,
     LabelledImages,
-    Supervision,
     WeakDataset,
+    concatenate,
 )
-from annocoin.data.images import SUFFIXES, image_size
 from annocoin.engine.conditional_dataset import prepare_images
-from annocoin.engine.config import Config
 from annocoin.engine.distribution import AUTO, ProcessGroup, open_device, single_process
 from annocoin.engine.image_stages import Execution, make_regions, make_seeds
 from annocoin.engine.label_quality import Measurement
@@ -36,94 +29,20 @@ from annocoin.engine.rounds import train_run
 from annocoin.engine.run_directory import (
     LOCK,
     METHOD_VERSION,
-    RESULT,
     Log,
-    check_format,
-    is_run,
     labelling_network_name,
 )
-from annocoin.errors import InputError, Problems, brief
+from annocoin.errors import InputError, Problems
 from annocoin.evaluation.confidence import rank_by_confidence
 from annocoin.evaluation.evaluator import THRESHOLDS, evaluate
-from annocoin.files import file_digest, read_json
-from annocoin.prediction.networks import read_prediction
-from annocoin.prediction.predictor import SCORE, Predictor
-from annocoin.progress import track
-from annocoin.regions.storage import RegionFolder
-from annocoin.seeds.seed_set import SeedFolder
-from annocoin.types import Annotation, ImageId, Instances
+from annocoin.files import file_digest
+from annocoin.report.page import report_training
+from annocoin.report.run_data import record_dataset
+from annocoin.trained import TrainedRun
+from annocoin.types import ImageId, Instances
 
 LABELLING = "labelling"
 LABEL_F1_THRESHOLDS = (0.5, 0.75)
-
-
-@dataclass(frozen=True)
-class TrainedRun:
-    """The directory of a finished run.
-
-    Args:
-        path: the directory, a `Path` or str.
-    """
-
-    path: Path
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
-        if is_run(self.path):
-            check_format(self.path)
-        if not (self.path / RESULT).is_file():
-            raise InputError(
-                f"{self.path}: not a finished run; `annocoin train` starts and resumes runs"
-            )
-
-    @cached_property
-    def _result(self) -> dict[str, Any]:
-        result: dict[str, Any] = read_json(self.path / RESULT)
-        return result
-
-    @property
-    def config(self) -> Config:
-        """All options that it was trained with."""
-        return Config.from_json(self._result.get("config"), str(self.path / RESULT))
-
-    @property
-    def supervision(self) -> Supervision:
-        """The supervision that it was trained with."""
-        supervision: Supervision = self._result["supervision"]
-        return supervision
-
-    def network(self, name: str) -> Path | None:
-        """The file of a network, None without it.
-
-        Args:
-            name: "prediction", "teacher", "conditional" or "classifier".
-        """
-        path = self._result["networks"].get(name)
-        return None if path is None else self.path / path
-
-    def predictor(self, *, threshold: float = SCORE, device: str = AUTO) -> Predictor:
-        """Its prediction network as a `Predictor`.
-
-        Example:
-            ``TrainedRun("run").predictor()(["photo.jpg"])[0]`` are the instances of an image.
-        """
-        net, _ = read_prediction(self.path / self._result["networks"]["prediction"])
-        return Predictor(net, threshold=threshold, device=open_device(device))
-
-    def precomputed_for(self, dataset: WeakDataset) -> Precomputed:
-        """Its regions and seeds, if it was trained on this dataset, with or without more images."""
-        folders = self._result["folders"]
-        trained_on = (self._result["dataset"], self._result.get("main_dataset"))
-        if dataset.digest() not in trained_on or "seeds" not in folders:
-            return Precomputed()
-        regions, seeds = self.path / folders["regions"], self.path / folders["seeds"]
-        for folder in (regions, seeds):
-            if not folder.is_dir():
-                raise InputError(
-                    f"{self.path}: was trained with {folder}, which does not exist any more; pass "
-                    "--regions and --seeds"
-                )
-        return Precomputed(RegionFolder(regions), SeedFolder(seeds))
 
 
 def train(
@@ -143,9 +62,10 @@ def train(
     device: str = AUTO,
     jobs: int | None = None,
     problems: Problems | None = None,
+    report: bool = True,
     log: Log = print,
 ) -> TrainedRun:
-    """Train a run, or resume it: everything, from weakly labelled images to a network.
+    """Train a run, or resume it: everything, from weakly labelled images to a network and a report.
 
     Args:
         dataset: images with weak labels; where every label is a mask, the prediction network is
@@ -166,9 +86,11 @@ def train(
         group: the processes that train, see `annocoin.engine.distribution.init_distributed`;
             default this one on `device`.
         jobs: worker processes, default one per core.
+        report: write the page `report.html`.
     """
     problems = problems or Problems()
     config = configure(preset, dataset.classes, changes, rounds=rounds, seed=seed, weights=weights)
+    group = group or single_process(str(open_device(device)))
     train_run(
         dataset,
         out,
@@ -177,9 +99,15 @@ def train(
         more_tags=more_tags,
         precomputed=precomputed,
         measurement=None if truth is None else label_measurement(truth, dataset, problems),
-        execution=Execution(group or single_process(str(open_device(device))), jobs, problems),
+        execution=Execution(group, jobs, problems),
         log=log,
     )
+    if group.is_main:
+        images = dataset if more_images is None else concatenate(dataset, more_images)
+        if report:
+            report_training(Path(out), images, truth, log, str(group.device))
+        else:  # a later report needs the images
+            record_dataset(Path(out), images)
     return TrainedRun(Path(out))
 
 
@@ -220,90 +148,6 @@ def label(
     return LabelledImages.of(
         dataset.classes, images, category_ids=dataset.category_ids, source=run.path
     )
-
-
-def predict(
-    run: TrainedRun,
-    images: Sequence[Path],
-    *,
-    threshold: float = SCORE,
-    device: str = AUTO,
-    problems: Problems | None = None,
-) -> LabelledImages:
-    """Instances in unlabelled images, for `write_dataset` and pictures."""
-    problems = problems or Problems()
-    if not images:
-        raise InputError("no images to predict on")
-    paths = [Path(os.path.abspath(path)) for path in images]  # symbolic links keep their names
-    root = Path(os.path.commonpath([path.parent for path in paths]))
-    unlabelled = []
-    for path in paths:
-        with problems.caught():
-            name = path.relative_to(root).as_posix()
-            unlabelled.append(LabelledImage(name, name, path, Annotation(image_size(path))))
-    dataset = LabelledImages.of(run.config.classes, unlabelled, source=root)
-    predictions = predict_dataset(
-        run, dataset, threshold=threshold, device=device, problems=problems
-    )
-    readable = tuple(image for image in dataset if image.image_id in predictions)
-    return with_instances(replace(dataset, images=readable), predictions)
-
-
-def predict_dataset(
-    run: TrainedRun,
-    dataset: LabelledImages,
-    *,
-    threshold: float = SCORE,
-    device: str = AUTO,
-    problems: Problems | None = None,
-) -> dict[ImageId, Instances]:
-    """Instances in the images of a dataset, whose labels are not used.
-
-    Classes are matched by name. Instances of classes that the dataset does not have are left out;
-    classes that the run does not have get no instances, and are announced.
-    """
-    known, problems = run.config.classes, problems or Problems()
-    unknown = [name for name in dataset.classes if name not in known]
-    if len(unknown) == len(dataset.classes):
-        raise InputError(f"{run.path}: has none of the classes {brief(unknown)}")
-    if unknown:
-        print(
-            f"note: {run.path} was trained without {brief(unknown)}; they get no instances",
-            file=sys.stderr,
-        )
-    predictor = run.predictor(threshold=threshold, device=device)
-    predictions: dict[ImageId, Instances] = {}
-    for image in track(dataset, "predicting"):
-        with problems.caught():
-            instances = predictor([image.image_path()])[0]
-            predictions[image.image_id] = _renumbered(instances, known, dataset.classes)
-    return predictions
-
-
-def images_of(pattern: str) -> list[Path]:
-    """The images of a folder (and its subfolders), a glob pattern or a file, sorted."""
-    path = Path(pattern)
-    if path.is_dir():
-        images = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES]
-    elif path.is_file():
-        images = [path]
-    else:
-        images = [Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
-    if not images:
-        raise InputError(f"{pattern}: no image; give a folder, a file, or a pattern in quotes")
-    return sorted(images)
-
-
-def _renumbered(instances: Instances, known: Sequence[str], classes: Sequence[str]) -> Instances:
-    """Instances with the class numbers of another list of names; classes not in it are dropped."""
-    if tuple(known) == tuple(classes):
-        return instances
-    names = [known[label - 1] for label in instances.labels.tolist()]
-    kept = [index for index, name in enumerate(names) if name in classes]
-    instances = instances[kept]
-    labels = [classes.index(names[index]) + 1 for index in kept]
-    instances.labels = instances.labels.new_tensor(labels)
-    return instances
 
 
 def _pseudo_labels(

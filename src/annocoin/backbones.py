@@ -6,6 +6,7 @@ share.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -202,6 +203,10 @@ def read_weights(path: Path, names: Collection[str]) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"{path}: no such file of backbone weights")
     try:
+        if zipfile.is_zipfile(path):  # as torch writes them, without compression
+            with zipfile.ZipFile(path) as archive:
+                if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+                    raise ValueError("compressed; torch does not write such files")
         state: Any = (
             load_file(path)
             if path.suffix == ".safetensors"

@@ -1,6 +1,7 @@
-"""Everything on synthetic data: no download, minutes on two cores.
+"""Everything that annocoin does, in minutes on two cores and without a download.
 
-The same prediction network, with the same number of steps, from tags, from boxes, from the regions
+First the network of the package on photographs. Then the method on synthetic scenes: the same
+prediction network, with the same number of steps, from tags, from boxes, from the regions
 retrieved for the seeds (no rounds), and from true masks (the upper bound).
 """
 
@@ -15,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from annocoin import api, files
-from annocoin.api import TrainedRun
 from annocoin.data.conversion import Format, write_dataset
 from annocoin.data.dataset import EvaluationDataset, Supervision
 from annocoin.data.images import read_image
 from annocoin.data.loading import load_evaluation, load_weak
+from annocoin.data.predictions import read_predictions, write_predictions
 from annocoin.engine.image_stages import CLASSIFIER_FILE, make_classifier, make_regions, make_seeds
 from annocoin.engine.parallel import cores, work_through
 from annocoin.engine.preflight import Precomputed
@@ -28,17 +29,34 @@ from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import evaluate
 from annocoin.regions.storage import RegionFolder
 from annocoin.report import overlay
+from annocoin.report.comparison import write_comparison
 from annocoin.report.figures import rounds_figure
+from annocoin.report.page import TestSet, write_report
 from annocoin.seeds.seed_set import SeedFolder
+from annocoin.synthetic.creatures import EASY
 from annocoin.synthetic.dataset import write_synthetic
+from annocoin.trained import TrainedRun, load, predict, predict_dataset
 from annocoin.types import ImageId, Instances
 
 COMMAND = "annocoin demo"
 SUMMARY = "summary.json"
 STARTED = ".demo"
 PRESET = "synthetic"
+STEPS = {
+    "classifier.epochs": "4",
+    "conditional.training.initial_steps": "60",
+    "conditional.training.steps": "15",
+    "prediction.training.steps": "90",
+    "prediction.training.final_steps": "210",
+}
+"""Fewer than the preset has: the scenes of the demo are easy."""
+
+PREDICTIONS = "predictions.json"
+NETWORK = "voc"
+PHOTOGRAPHS = Path(__file__).parent / "photographs"
 IMAGES = 240
 SHOWN_SCENES = 8
+LABELLED_SCENES = 16
 MIN_SHOWN_SCORE = 0.5
 
 
@@ -74,21 +92,23 @@ def run_demo(
     """
     started = time.monotonic()
     _prepare_folder(out)
+    _predict_photographs(out / "photographs.jpg")
     data = out / "data"
     if not data.exists():
-        write_synthetic(data, images=images)
+        write_synthetic(data, images=images, style=EASY)
     images = len(load_evaluation(data))  # of the demo that is resumed, if one is
-    runs = _train(out, data, seed, changes or {})
+    runs = _train(out, data, seed, {**STEPS, **(changes or {})})
     test = load_evaluation(data, split="val")
     print(f"mAP (%) on {len(test)} test scenes, protocol chainercv")
     predictions, summary = {}, {}
     for setting in SETTINGS:
         name = setting.name
-        predictions[name] = api.predict_dataset(runs[name], test.labelled)
+        predictions[name] = read_predictions(runs[name].path / PREDICTIONS, test)
         mean = evaluate(predictions[name], test, protocol="chainercv").mean
         summary[name] = {f"{threshold:g}": value for threshold, value in mean.items()}
         cells = "   ".join(f"@{t} {100 * value:5.1f}" for t, value in summary[name].items())
         print(f"  {setting.title:26s} {cells}")
+    page = write_comparison([runs[setting.name].path for setting in SETTINGS], out / "report.html")
     _label(out, runs["image"], data)
     _draw(test, predictions, out / "picture.jpg")
     picture = rounds_figure(runs["image"].path, load_weak(data, "image", split="train"))
@@ -99,7 +119,22 @@ def run_demo(
     (out / STARTED).unlink(missing_ok=True)
     print(f"{seconds / 60:.1f} min. {out}/picture.jpg: predictions on test scenes.")
     print(f"{out}/rounds.jpg: samples and predictions of the first and the last round.")
+    print(f"{page}: the four runs side by side. {out}/image/report.html: the run from tags.")
     print(f"{out}/labels: masks for the tags in four formats. {out}/{SUMMARY}: figures.")
+
+
+def _predict_photographs(path: Path) -> None:
+    """Draw what the network of the package finds in the photographs of the package."""
+    network = load(NETWORK)
+    predicted = predict(network, sorted(PHOTOGRAPHS.glob("*.jpg")), threshold=MIN_SHOWN_SCORE)
+    pictures = []
+    for image in predicted:
+        names = [predicted.classes[label.label - 1] for label in image.annotation]
+        print(f"{image.file_name}: {', '.join(names) or 'nothing'}", flush=True)
+        pixels = read_image(image.image_path())
+        pictures.append(overlay.draw(pixels, image.annotation, predicted.classes))
+    overlay.save(overlay.sheet(pictures, len(pictures)), path)
+    print(f"{path}: predictions of the network of the package, {NETWORK}", flush=True)
 
 
 def _prepare_folder(out: Path) -> None:
@@ -140,14 +175,15 @@ def _train(out: Path, data: Path, seed: int, changes: Mapping[str, str]) -> dict
 
 
 class _Training:
-    """Trains in a process of its own: for networks this small, two threads are hardly faster."""
+    """Trains, predicts and reports in a process of its own: two threads are hardly faster here."""
 
     def __call__(
         self, setting: Setting, out: Path, data: Path, seed: int, changes: Mapping[str, str]
     ) -> None:
         shared = out / "shared"
         seeds = "seeds-box" if setting.supervision == "box" else "seeds-image"
-        api.train(
+        truth, test = (load_evaluation(data, split=split) for split in ("train", "val"))
+        run = api.train(
             load_weak(data, setting.supervision, split="train"),
             out / setting.name,
             PRESET,
@@ -159,15 +195,22 @@ class _Training:
                 SeedFolder(shared / seeds),
                 shared / "seeds-image" / CLASSIFIER_FILE,
             ),
-            truth=load_evaluation(data, split="train"),
+            truth=truth,
             jobs=1,
+            report=False,
             log=lambda line: print(f"  {setting.name}: {line}", flush=True),
         )
+        predictions = predict_dataset(run, test.labelled)
+        write_predictions(run.path / PREDICTIONS, predictions, test.labelled.category_ids)
+        write_report(run.path, truth=truth, test=TestSet(test, predictions))
 
 
 def _label(out: Path, run: TrainedRun, data: Path) -> None:
-    """Masks for the tags of the training scenes, in every format."""
-    labels = api.label(run, load_weak(data, "image", split="train"))
+    """Masks for the tags of some training scenes, in every format."""
+    shared = out / "shared"
+    folders = RegionFolder(shared / "regions"), SeedFolder(shared / "seeds-image")
+    scenes = load_weak(data, "image", split="train")[:LABELLED_SCENES]
+    labels = api.label(run, scenes, precomputed=Precomputed(*folders))
     shutil.rmtree(out / "labels", ignore_errors=True)
     with files.new_directory(out / "labels") as folder:
         formats: tuple[Format, ...] = ("coco", "voc", "yolo", "labelme")
@@ -189,6 +232,8 @@ def _draw(
         panels["truth"] = test.truth(image.image_id)
         for name, instances in panels.items():
             annotation = instances.annotation()
-            picture = overlay.draw(pixels, annotation, test.classes, scale=1.5, caption=name)
+            picture = overlay.draw(
+                pixels, annotation, test.classes, scale=1.5, caption=name, by_class=True
+            )
             pictures.append(picture)
     overlay.save(overlay.sheet(pictures, 2 * (len(SETTINGS) + 1)), path)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import reprlib
+import unicodedata
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+BIDIRECTIONAL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that reorder the text around them."""
+
+MAX_LINE = 1000
+"""Characters of a message: names and values of files can have any length."""
 
 
 class InputError(ValueError):
@@ -15,7 +22,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(_as_line(message))
 
 
 class Problems:
@@ -71,14 +78,41 @@ def check_positive(name: str, value: int) -> None:
 def one_line(error: InputError | OSError) -> str:
     """The error's message as one line."""
     if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split())
+        return _as_line(f"{error.filename}: {error.strerror}")
+    return _as_line(str(error))
 
 
 def image_line(error: InputError | OSError, image_id: str | int) -> str:
     """The error as one line that names the image."""
     line = one_line(error)
     return line if str(image_id) in line else f"image {image_id!r}: {line}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number with its noun: "1 round", "2 rounds", "3 boxes"."""
+    ending = "" if count == 1 else "es" if noun.endswith("x") else "s"
+    return f"{count} {noun}{ending}"
+
+
+def printable(text: str) -> str:
+    """The text with escapes instead of control characters, which a terminal would obey."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char.encode("unicode_escape").decode() if breaks_text(char) else char for char in text
+    )
+
+
+def _as_line(text: str) -> str:
+    line = printable(" ".join(text.split()))
+    if len(line) > MAX_LINE:
+        line = f"{line[: MAX_LINE // 2]} ... {line[-MAX_LINE // 2 :]}"
+    return line
+
+
+def breaks_text(char: str) -> bool:
+    """Whether a character ends a line, controls a terminal, or cannot be written in UTF-8."""
+    return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") or char in BIDIRECTIONAL
 
 
 def brief(value: Any) -> str:

@@ -2,19 +2,19 @@
 
 An RLE is ``{"size": [height, width], "counts": bytes}``: the lengths of alternating runs of 0 and
 1, column by column, in COCO's compressed alphabet. pycocotools does the arithmetic; it reads beyond
-its memory on malformed input, so every RLE from a file passes `from_json` first.
+its memory on malformed input, so every RLE from a file passes `from_json` or `from_counts` first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, TypedDict
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 from pycocotools import mask as coco
-from scipy.spatial import cKDTree
 
 from annocoin.errors import InputError, brief
 
@@ -23,6 +23,9 @@ Size = tuple[int, int]
 
 Corners = npt.NDArray[np.float64]
 """Corners of a polygon: [M, 2] as x, y."""
+
+POLYGON_TOLERANCE = 0.75
+"""Pixels by which a polygon may differ from the outline of its mask; see docs/decisions.md."""
 
 MAX_GROUPS = 7
 """Five-bit groups of one number in a compressed RLE; more would overflow 32 bits."""
@@ -123,6 +126,25 @@ def from_json(segmentation: Any, size: Size, where: str, *, check: bool = True) 
     return _checked(rle, size, where) if check else rle
 
 
+def from_counts(
+    counts: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64], size: Size
+) -> list[RLE]:
+    """RLEs of `size` from their concatenated run lengths; `ValueError` if any is malformed.
+
+    Args:
+        lengths: bytes of each.
+    """
+    if ((lengths < 1) | (lengths > counts.size)).any() or int(lengths.sum()) != counts.size:
+        raise ValueError(f"{counts.size} bytes of run lengths for {lengths.tolist()[:8]}")
+    text, ends = counts.tobytes(), [0, *np.cumsum(lengths).tolist()]
+    rles: list[RLE] = [
+        {"size": list(size), "counts": text[start:end]} for start, end in pairwise(ends)
+    ]
+    if not all_of_size(rles, size):
+        raise ValueError(f"broken run lengths for masks of size {list(size)}")
+    return rles
+
+
 def to_json(rle: RLE) -> dict[str, Any]:
     """The RLE as JSON holds it, with `counts` as text."""
     return {"size": list(rle["size"]), "counts": rle["counts"].decode("ascii")}
@@ -194,7 +216,7 @@ def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
     outline = latest = parts.pop(0)
     gaps: npt.NDArray[Any] = np.full(len(parts), np.inf)
     while parts:
-        distance, _ = cKDTree(latest).query(np.concatenate(parts))
+        distance, _ = _nearest(latest, np.concatenate(parts))
         starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
         gaps = np.minimum(gaps, np.minimum.reduceat(distance, starts))
         nearest = int(gaps.argmin())
@@ -202,6 +224,40 @@ def to_polygon(mask: npt.NDArray[np.bool_]) -> Corners | None:
         latest = parts.pop(nearest)
         outline = _connect(outline, latest)
     return np.asarray(_without_straight_steps(outline) + 0.5, dtype=np.float64)
+
+
+def to_polygons(mask: npt.NDArray[np.bool_], tolerance: float = POLYGON_TOLERANCE) -> list[Corners]:
+    """The outlines of a mask [H, W] along the edges of its pixels: one polygon for each part.
+
+    Holes are connected with the outline around them by a seam. pycocotools restores the mask of a
+    `tolerance` of 0 exactly; with others, in pixels, the polygons have fewer corners.
+    """
+    # three pixels for each: the outer ones, 3 j and 3 j + 2, are rounded to the edges j and j + 1
+    large = np.repeat(np.repeat(mask.astype(np.uint8), 3, axis=0), 3, axis=1)
+    contours, tree = cv2.findContours(large, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+    outlines: dict[int, npt.NDArray[Any]] = {}
+    holes: list[tuple[int, npt.NDArray[Any]]] = []
+    for number, contour in enumerate(contours):
+        parent = int(tree[0][number][3])
+        corners = _corners_of_edges(np.asarray(contour).reshape(-1, 2))
+        if tolerance:
+            simple = cv2.approxPolyDP(corners.astype(np.int32), tolerance, True).reshape(-1, 2)
+            corners = simple if len(simple) >= 3 else corners
+        if parent < 0:
+            outlines[number] = corners
+        else:
+            holes.append((parent, corners))
+    for parent, corners in holes:
+        outlines[parent] = _connect(outlines[parent], corners)
+    return [np.asarray(outline, dtype=np.float64) for outline in outlines.values()]
+
+
+def iou_of_polygons(polygons: Sequence[Corners], rle: RLE) -> float:
+    """IoU of a mask with polygons, as COCO's tools fill them; 0 without any."""
+    if not polygons:
+        return 0.0
+    flat = [polygon.ravel().tolist() for polygon in polygons]
+    return float(iou([coco.merge(coco.frPyObjects(flat, *rle["size"]))], [rle])[0, 0])
 
 
 def from_polygon(corners: Corners, size: Size) -> npt.NDArray[np.bool_]:
@@ -263,13 +319,33 @@ def _check_pixels(pixels: int, size: Size, where: str) -> None:
         )
 
 
+def _corners_of_edges(contour: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A contour of `to_polygons` in pixel edges, without points on straight lines."""
+    edges = np.rint(contour / 3).astype(np.int64)
+    changed = (edges != np.roll(edges, 1, axis=0)).any(axis=1)
+    edges = edges[changed] if changed.any() else edges
+    before, after = edges - np.roll(edges, 1, axis=0), np.roll(edges, -1, axis=0) - edges
+    straight = (np.sign(before) == np.sign(after)).all(axis=1)
+    return edges[~straight]
+
+
 def _connect(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Insert the second outline into the first, there and back between their nearest corners."""
-    distance, index = cKDTree(first).query(second)
+    distance, index = _nearest(first, second)
     j = int(distance.argmin())
     i = int(index[j])
     rotated = np.roll(second, -j, axis=0)
     return np.concatenate([first[: i + 1], rotated, rotated[:1], first[i:]])
+
+
+def _nearest(
+    points: npt.NDArray[Any], queries: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Distance and index of the point that is nearest to each query."""
+    from scipy.spatial import cKDTree  # here, because only polygons need it
+
+    distance, index = cKDTree(points).query(queries)
+    return distance, index
 
 
 def _without_straight_steps(outline: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from annocoin import masks as rle
+from annocoin.errors import InputError
 from annocoin.masks import RLE, Size
 
 Box = tuple[float, float, float, float]
@@ -41,6 +42,8 @@ class WeakLabel:
     difficult: bool = False  # VOC's flag; no protocol here treats it specially
     score: float | None = None  # of predictions and pseudo labels
     confidence: float | None = None  # of pseudo labels: agreement of the samples, in [0, 1]
+    # share of the annotated box that was outside the image, and was clipped
+    clipped: float = field(default=0.0, repr=False, compare=False)
 
     @property
     def kind(self) -> LabelKind:
@@ -237,6 +240,31 @@ class Instances:
         """The masks as a bool tensor [N, H, W]."""
         return torch.from_numpy(rle.decode(self.masks, self.size))
 
+    def to_supervision(self, classes: Sequence[str] | None = None) -> Any:
+        """The same as `supervision.Detections`, for its annotators and metrics.
+
+        `class_id` counts from 0, as in supervision's datasets. With names of classes, `data` has a
+        "class_name" for each; if there are confidences of pseudo labels, also "label_confidence".
+        """
+        try:
+            import supervision
+        except ImportError:
+            raise InputError(
+                "supervision is not installed; install it with `pip install supervision`"
+            ) from None
+        data: dict[str, Any] = {}
+        if classes is not None:
+            data["class_name"] = np.asarray([classes[i - 1] for i in self.labels.tolist()])
+        if not bool(self.confidence.isnan().all()):
+            data["label_confidence"] = self.confidence.numpy()
+        return supervision.Detections(
+            xyxy=self.boxes.numpy().astype(np.float32),
+            mask=self.dense().numpy(),
+            confidence=self.scores.numpy().astype(np.float32),
+            class_id=self.labels.numpy() - 1,
+            data=data,
+        )
+
     def annotation(self) -> Annotation:
         """The same as weak labels with mask, box, score and confidence, for dataset writers."""
         weak_labels = tuple(
@@ -258,6 +286,12 @@ def clip_box(box: Sequence[float], size: Size) -> Box | None:
     x0, y0, x1, y1 = (float(value) for value in box)
     x0, y0, x1, y1 = max(x0, 0.0), max(y0, 0.0), min(x1, float(size[1])), min(y1, float(size[0]))
     return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
+
+
+def box_area(box: Sequence[float]) -> float:
+    """Width times height of a box."""
+    x0, y0, x1, y1 = box
+    return (x1 - x0) * (y1 - y0)
 
 
 def as_rles(masks: Sequence[RLE] | Tensor | np.ndarray[Any, Any], size: Size) -> tuple[RLE, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from annocoin import api
 from annocoin.data.loading import load_weak
+from annocoin.trained import TrainedRun
 
 QUICK = {
     "regions.boundaries": "gradient",
@@ -43,7 +44,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def train(scenes: Path, out: Path, supervision: Any = "image", **options: Any) -> api.TrainedRun:
+def train(scenes: Path, out: Path, supervision: Any = "image", **options: Any) -> TrainedRun:
     """A small run on the training split, in this process."""
     options = {"jobs": 1, "log": lambda _: None, **options}
     changes = {**QUICK, **options.pop("changes", {})}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from annocoin.api import TrainedRun, predict_dataset
 from annocoin.data.loading import load_evaluation, load_labelled
 from annocoin.demo import SETTINGS, STARTED
 from annocoin.evaluation.evaluator import evaluate
+from annocoin.trained import TrainedRun, predict_dataset
 from end_to_end.quick import OVERRIDES
 
 
@@ -30,6 +30,8 @@ def test_the_demo_writes_all_that_it_names(annocoin: Callable[..., Any], tmp_pat
         mean = evaluate(predict_dataset(TrainedRun(out / name), test.labelled), test).mean
         assert summary[name] == {f"{t:g}": pytest.approx(value) for t, value in mean.items()}
         assert set(summary[name]) == {"0.25", "0.5", "0.7", "0.75"}
+    assert "mAP on the test set" in (out / "report.html").read_text()
+    assert "Precision and recall" in (out / "full" / "report.html").read_text()
     assert Image.open(out / "picture.jpg").size[0] > 500
     assert Image.open(out / "rounds.jpg").size[0] > 1000
     images = load_labelled(out / "data", split="train")

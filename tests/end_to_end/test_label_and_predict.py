@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from annocoin import api
-from annocoin.api import TrainedRun
 from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import evaluate
+from annocoin.trained import TrainedRun, predict_dataset
 from end_to_end.quick import train
 from pictures import break_jpeg, picture
 
@@ -159,7 +159,8 @@ def test_predict_and_evaluate(
     command = ("predict", run, scenes / "JPEGImages", "--out", out, "--score", 0.01)
     outcome = annocoin(*command, "--shown", 0.0)
     assert outcome.code == 0, outcome.err
-    assert len(list((out / "overlays").glob("*.png"))) == 8
+    stems = {path.stem for path in (scenes / "JPEGImages").iterdir()}
+    assert {path.stem for path in (out / "overlays").glob("*.png")} == stems
     of_file = annocoin("evaluate", out / "predictions.json", scenes, "--json", tmp_path / "a.json")
     assert of_file.code == 0, of_file.err
     of_run = annocoin("evaluate", run, scenes, "--keep", kept)
@@ -171,7 +172,7 @@ def test_predict_and_evaluate(
     assert "is no run" in again.err
     one = annocoin("predict", run, first_image(scenes), "--out", tmp_path / "one", "--no-overlays")
     assert one.code == 0
-    assert "in 1 images" in one.out
+    assert "in 1 image\n" in one.out
     pattern = f"{scenes}/JPEGImages/*1.jpg"
     assert annocoin("predict", run, pattern, "--out", tmp_path / "some").code == 0
 
@@ -201,7 +202,7 @@ def test_a_broken_image_is_skipped_by_predict(
     assert not (tmp_path / "out").exists()
     outcome = annocoin(*command, "--skip-bad")
     assert outcome.code == 0
-    assert "in 1 images" in outcome.out
+    assert "in 1 image\n" in outcome.out
     assert "skipped 1 bad items" in outcome.err
 
 
@@ -212,7 +213,7 @@ def test_a_dataset_of_unknown_classes_is_refused(runs: dict[str, Path], tmp_path
     with pytest.raises(InputError, match=r"knows none of the dataset's classes.*sphinx"):
         api.label(run, load_weak(dataset, "image"))
     with pytest.raises(InputError, match=r"has none of the classes.*sphinx"):
-        api.predict_dataset(run, load_labelled(dataset))
+        predict_dataset(run, load_labelled(dataset))
 
 
 def test_labels_of_unknown_classes_are_left_out_with_a_note(
@@ -252,7 +253,7 @@ def test_an_unknown_class_has_no_predictions_and_an_ap_of_zero(
     (row,) = [line for line in outcome.out.splitlines() if "sphinx" in line]
     assert row.count("0.0") == 4
     truth = load_evaluation(coco, images=scenes / "JPEGImages")
-    predictions = api.predict_dataset(TrainedRun(runs["mask"]), truth.labelled, threshold=0.0)
+    predictions = predict_dataset(TrainedRun(runs["mask"]), truth.labelled, threshold=0.0)
     number = truth.classes.index("sphinx") + 1
     assert all(number not in instances.labels.tolist() for instances in predictions.values())
     assert any(len(instances) for instances in predictions.values())
@@ -267,7 +268,7 @@ def test_classes_are_matched_by_name(runs: dict[str, Path], scenes: Path, tmp_pa
     dataset = tagged(tmp_path / "d", first_image(scenes), name)
     labelled = api.label(run, load_weak(dataset, "image"), jobs=1)
     assert {labelled.classes[label.label - 1] for label in labelled[0].annotation} == {name}
-    (instances,) = api.predict_dataset(run, load_labelled(dataset), threshold=0.0).values()
+    (instances,) = predict_dataset(run, load_labelled(dataset), threshold=0.0).values()
     assert set(instances.labels.tolist()) <= {1}
 
 
@@ -302,6 +303,7 @@ def test_bad_input_is_one_line(
         "expected 0 to 1": ("predict", run, images, "--out", new, "--score", 2),
         "was trained on masks": ("label", runs["mask"], scenes, "--out", tmp_path / "a.json"),
         "ends in .json": ("label", run, scenes, "--split", "train", "--out", new),
+        "voc is a folder": ("label", run, scenes, "--format", "voc", "--out", tmp_path / "m1.json"),
         "that is the input": ("label", run, scenes, "--format", "voc", "--out", scenes),
         "Invalid value": ("label", run, scenes, "--out", tmp_path / "a.json", "--limit", 0),
     }
@@ -311,6 +313,19 @@ def test_bad_input_is_one_line(
         assert message in outcome.err, (message, outcome.err)
         assert outcome.err.count("\n") == 1
         assert not new.exists()
+
+
+def test_the_seeds_of_a_stage_are_shown(
+    runs: dict[str, Path], scenes: Path, annocoin: Command, tmp_path: Path
+) -> None:
+    (seeds,), (regions,) = (
+        list(runs["image"].glob(f"stages/{name}-*")) for name in ("seeds", "regions")
+    )
+    picture = tmp_path / "s.png"
+    command = ("seeds", "show", seeds, scenes, "--regions", regions, "--out", picture)
+    outcome = annocoin(*command, "--count", 1)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert picture.is_file()
 
 
 def test_a_locked_run_is_not_labelled_with(runs: dict[str, Path], scenes: Path) -> None:

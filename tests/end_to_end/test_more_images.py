@@ -46,7 +46,7 @@ def test_more_tags_train_the_classifier_only(scenes: Path, more: Path, tmp_path:
     new = stage_folders(run) - before
     assert names_of(new) == {"classifier", "seeds", "retrieved-labels", "prediction"}
     assert "regions: done before" in lines
-    assert any("epochs of 10 images" in line for line in lines)
+    assert any("epoch of 10 images" in line for line in lines)
     steps = [line for line in metrics(run) if line["stage"] == "classifier" and "step" in line]
     assert len(steps) == 3, "10 images, 4 per step"
     for folder in ("seeds", "retrieved-labels"):
@@ -110,7 +110,7 @@ def test_more_images_take_part_in_every_stage(
     assert measured == ["round 1, samples", "final samples"]
     before = stage_folders(run)
     again = annocoin(*command)
-    assert again.out.count("done before") == 11
+    assert again.out.count("done before") == 13
     assert stage_folders(run) == before
     command = ("label", run, scenes, "--split", "train", "--jobs", 1)
     outcome = annocoin(*command, "--out", tmp_path / "l.json")

@@ -16,6 +16,7 @@ from annocoin.engine.conditional_dataset import PreparedFolder
 from annocoin.engine.image_stages import Execution
 from annocoin.engine.pseudo_labels import TableFolder
 from annocoin.prediction.networks import read_prediction
+from annocoin.report.figures import rounds_figure
 from end_to_end.quick import QUICK, metrics, train
 from end_to_end.test_train import STAGES, precomputed_of, stage_folder, stages_of
 
@@ -134,3 +135,37 @@ def test_the_prediction_network_of_a_round_continues_or_starts_anew(
     assert [tuple(span) for span in spans] == [pytest.approx(span) for span in expected]
     result, _ = read_prediction(run.path / "prediction.safetensors")
     assert same(after[2], result.state_dict())
+
+
+LITERAL = {
+    **{name: value for name, value in QUICK.items() if name != "conditional.top_regions"},
+    "classifier.backbone": "tiny",
+    "conditional.architecture.trunk": "tiny",
+    "prediction.architecture.backbone": "tiny",
+    "prediction.architecture.anchor_size": "20",
+    "prediction.architecture.max_size": "96",
+    "prediction.training.final_steps": "0",
+    "rounds": "2",
+}
+
+
+@pytest.mark.parametrize("supervision", ["image", "box"])
+def test_the_literal_preset_trains(scenes: Path, tmp_path: Path, supervision: Any) -> None:
+    """With small networks: everything as printed, and no training after the rounds."""
+    weak = load_weak(scenes, supervision, split="train")
+    options: Any = {"changes": LITERAL, "jobs": 1, "log": lambda _: None}
+    run = api.train(weak, tmp_path / "run", "voc-r50-literal", **options)
+    assert run.config.conditional.scoring.share_regions
+    stages = stages_of(run.path)
+    assert stages[-2:] == ["final samples", "round 2, dissimilarity after conditional"]
+    assert "final prediction" not in stages
+    last = stage_folder(run.path, "round-2-prediction") / "prediction.safetensors"
+    assert (run.path / "prediction.safetensors").read_bytes() == last.read_bytes()
+    lines = [line for line in metrics(run.path) if "disc" in line]
+    assert [(line["round"], line["stage"].split()[-1]) for line in lines] == [
+        (1, "prediction"), (1, "conditional"), (2, "prediction"), (2, "conditional")
+    ]  # fmt: skip
+    steps = [line for line in metrics(run.path) if line["stage"] == "round 2, prediction"]
+    assert {"box_diversity", "class_entropy", "mask_entropy"} <= set(steps[0])
+    assert len(api.label(run, weak, jobs=1)) == len(weak)
+    assert len(rounds_figure(run.path, weak, 1)) > 0

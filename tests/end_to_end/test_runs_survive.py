@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from annocoin import files
 from annocoin.data.loading import load_weak
@@ -17,7 +16,8 @@ from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_
 from end_to_end.quick import ARGUMENTS, metrics
 
 TESTS = Path(__file__).parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+PATHS = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
 
 
 def output_of(*arguments: object) -> str:
@@ -34,21 +34,16 @@ def output_of(*arguments: object) -> str:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the test forks")
-def test_a_run_that_is_killed_twenty_times_has_the_same_bits(scenes: Path, tmp_path: Path) -> None:
-    output = output_of(TESTS / "end_to_end" / "killed.py", scenes, tmp_path, 20, 0)
+def test_commands_that_are_killed_twenty_times_give_the_same_bytes(
+    scenes: Path, tmp_path: Path
+) -> None:
+    """`make chaos` does the same with a hundred kills."""
+    output = output_of(TESTS / "end_to_end" / "killed.py", tmp_path, 20, 0, scenes)
     moments = [line for line in output.splitlines() if line.startswith("killed in")]
     assert len(moments) == 20, output
-    assert len(set(moments)) >= 5, "the moments should lie in many stages"
-    runs = list(tmp_path.glob("killed-*"))
-    assert runs
-    straight = tmp_path / "straight"
-    for run in runs:
-        for name in ("metrics.jsonl", "config.json", "run.json"):
-            assert (run / name).read_bytes() == (straight / name).read_bytes(), name
-        for name in ("prediction", "conditional", "classifier"):
-            ours, theirs = (load_file(folder / f"{name}.safetensors") for folder in (run, straight))
-            assert ours.keys() == theirs.keys()
-            assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name
+    assert len(set(moments)) >= 8, "the moments should lie in many stages"
+    assert sum(line.endswith("in a write") for line in moments) >= 5
+    assert "all identical" in output.splitlines()[-1]
 
 
 @pytest.mark.parametrize("devices", [1, 2])

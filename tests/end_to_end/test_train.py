@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from annocoin import api, files
-from annocoin.api import TrainedRun
 from annocoin.data.dataset import EvaluationDataset, weak_dataset
 from annocoin.data.loading import load_evaluation, load_weak
 from annocoin.engine import conditional_dataset, rounds
@@ -24,6 +23,7 @@ from annocoin.prediction.networks import read_prediction
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.classifier import read_classifier
 from annocoin.seeds.seed_set import SeedFolder
+from annocoin.trained import TrainedRun
 from end_to_end.quick import ARGUMENTS, QUICK, metrics, train
 from pictures import break_jpeg
 
@@ -38,8 +38,10 @@ STAGES = [
     "round 1, samples",
     "round 1, prediction",
     "round 1, tables",
+    "round 1, dissimilarity after prediction",
     "round 1, conditional",
     "final samples",
+    "round 1, dissimilarity after conditional",
     "final prediction",
 ]
 
@@ -80,6 +82,16 @@ def test_the_files_of_a_run(runs: dict[str, Path], supervision: str) -> None:
         steps["final prediction"][0]
     )
     assert {"cross_diversity", "changed_by_loss"} <= set(steps["round 1, conditional"][0])
+    for network in ("prediction", "conditional"):
+        (line,) = steps[f"round 1, dissimilarity after {network}"]
+        assert set(line) == {"stage", "round", "div_pc", "div_cc", "div_pp", "disc"}
+        disc = line["div_pc"] - 0.5 * line["div_cc"] - 0.5 * line["div_pp"]
+        assert (line["round"], line["disc"]) == (1, pytest.approx(disc))
+        assert line["div_pc"] > 0
+        events = (run / "tensorboard" / f"dissimilarity after {network}").glob(
+            "events.out.tfevents.*"
+        )
+        assert any(events)
     measured = steps["final samples"][0]
     assert all(0 <= measured[name] <= 1 for name in ("map@0.5", "f1@0.5", "f1@0.75"))
     assert measured["f1@0.75"] <= measured["f1@0.5"]
@@ -92,6 +104,9 @@ def test_the_files_of_a_run(runs: dict[str, Path], supervision: str) -> None:
     assert Config.from_json(config, "config.json") == TrainedRun(run).config
     assert TrainedRun(run).config.rounds == 1
     assert any((run / "tensorboard").rglob("events.out.tfevents.*"))
+    assert any((run / "tensorboard" / "report").iterdir()), "pictures of the rounds"
+    assert "Reliability of the confidence" in (run / "report.html").read_text()
+    assert json.loads((stage_folder(run, "seeds") / "costs.json").read_text())["memory"] > 1 << 20
     net, architecture = read_prediction(run / "prediction.safetensors")
     assert architecture.fpn_channels == 16
     assert len(net.state_dict()) > 50
@@ -180,7 +195,7 @@ def test_other_scores_of_regions_keep_the_initial_conditional_network(
     lines: list[str] = []
     changes = {"conditional.scoring.extra_margin": "0.5"}
     train(scenes, copied, changes=changes, log=lines.append)
-    kept = {line.removesuffix(": done before") for line in lines if line.endswith("done before")}
+    kept = {line.split(": done before")[0] for line in lines if ": done before" in line}
     assert kept == {"classifier", "regions", "seeds", "examples", "conditional"}
 
 

@@ -14,6 +14,7 @@ from pycocotools.cocoeval import COCOeval
 from annocoin import masks
 from annocoin.data.dataset import EvaluationDataset, LabelledImage, LabelledImages
 from annocoin.errors import InputError
+from annocoin.evaluation.average_precision import mean_over_recalls, precision_at_recalls
 from annocoin.evaluation.evaluator import Evaluator, evaluate
 from annocoin.types import Annotation, Instances, WeakLabel
 
@@ -315,3 +316,13 @@ def test_the_evaluator_equals_evaluate() -> None:
     assert (result.protocol, result.images, result.thresholds) == ("sds", 6, THRESHOLDS)
     assert result.matched.tolist() == expected.matched.tolist()
     assert (result.predictions, result.truths) == (expected.predictions, expected.truths)
+
+
+def test_precision_at_recalls_by_hand() -> None:
+    """Two of three objects found, by the first and the third prediction."""
+    curve = precision_at_recalls(np.array([True, False, True]), 3)
+    assert curve.shape == (101,)
+    assert (curve[:34] == 1).all(), "recall up to 1/3"
+    assert curve[34:67] == pytest.approx(2 / 3), "recall up to 2/3"
+    assert (curve[67:] == 0).all()
+    assert curve.mean() == pytest.approx(mean_over_recalls(np.array([True, False, True]), 3))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
-from annocoin.evaluation.confidence import rank_by_confidence, true_ious
+from annocoin.evaluation.confidence import rank_by_confidence, rank_figures, true_ious
 from annocoin.types import Instances
 from evaluation.test_average_precision import instances_and_dataset, random_world
 
@@ -59,3 +59,8 @@ def test_labels_without_confidence_have_no_ranking() -> None:
     for instances in predictions.values():
         instances.confidence = torch.ones(len(instances), dtype=torch.float64)
     assert rank_by_confidence(predictions, dataset) == {}
+
+
+def test_equal_ious_have_no_rank_correlation() -> None:
+    assert rank_figures(np.array([0.1, 0.9]), np.array([0.0, 0.0])) == {}
+    assert rank_figures(np.array([0.1, 0.9]), np.array([0.0, 1.0]))["spearman"] == pytest.approx(1)

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annocoin.synthetic.creatures import CLASSES
+from annocoin.synthetic.creatures import CLASSES, EASY, HARD, SPECIES, SceneStyle, draw_traits
 from annocoin.synthetic.dataset import Scene, place_creatures, render_scene
 
 
@@ -100,6 +101,36 @@ def test_sixty_scenes_have_every_class_and_count_and_repeated_classes() -> None:
 def test_class_names() -> None:
     names = ("ringtail", "crossbill", "starfish", "zebra", "checkerspot", "moonfish")
     assert names == CLASSES
+
+
+def _typical(style: SceneStyle) -> float:
+    """The fraction of creatures with the body plan and the texture of their species."""
+    traits = [draw_traits(np.random.default_rng(n), n % 6 + 1, style) for n in range(60)]
+    species = [SPECIES[n % 6] for n in range(60)]
+    pairs = zip(traits, species, strict=True)
+    return float(np.mean([(t.plan, t.texture) == (s.plan, s.texture) for t, s in pairs]))
+
+
+def test_bodies_of_easy_scenes_are_typical_of_their_species() -> None:
+    assert _typical(EASY) == 1.0
+    assert _typical(HARD) < 0.5
+
+
+def _contrasts(style: SceneStyle) -> np.ndarray:
+    """Lab distance between the mean of each object and that of the background around it."""
+    distances = []
+    for scene in (render_scene(1, index, style=style) for index in range(20)):
+        lab = cv2.cvtColor(scene.image.astype(np.float32) / 255, cv2.COLOR_RGB2Lab)
+        for number in range(1, len(scene.labels) + 1):
+            mask = (scene.ids == number).astype(np.uint8)
+            ring = (cv2.dilate(mask, np.ones((9, 9), np.uint8)) > 0) & (scene.ids == 0)
+            distances.append(np.linalg.norm(lab[mask > 0].mean(0) - lab[ring].mean(0)))
+    return np.array(distances)
+
+
+def test_objects_of_easy_scenes_differ_from_their_background() -> None:
+    easy, hard = (np.quantile(_contrasts(style), 0.1) for style in (EASY, HARD))
+    assert easy > 1.5 * hard
 
 
 def test_a_very_long_image_has_an_object() -> None:

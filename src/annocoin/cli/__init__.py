@@ -1,30 +1,38 @@
 """The command line: parse, call the API, print. Bad input is one line and exit code 2."""
 
+import io
+import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from annocoin import __version__
 from annocoin.cli import datasets, runs
 from annocoin.cli.stages import classifier_command, regions_app, seeds_app
-from annocoin.errors import InputError, one_line
+from annocoin.errors import InputError, one_line, printable
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, the convention of shells."""
+
+RESUMABLE = ("demo", "train", "label", "classifier", "regions", "seeds")
+"""Commands that keep what is done."""
 
 app = typer.Typer(
     name="annocoin",
     help="Weakly supervised instance segmentation: train on image tags, points or boxes, get "
     "instance masks.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.command("demo")(runs.demo_command)
+app.command("check")(datasets.check_command)
 app.command("train")(runs.train_command)
 app.command("label")(runs.label_command)
 app.command("predict")(runs.predict_command)
+app.command("export")(runs.export_network_command)
+app.command("report")(runs.report_command)
+app.command("verify")(runs.verify_command)
 app.command("evaluate")(datasets.evaluate_command)
 app.command("convert")(datasets.convert_command)
 app.command("show")(datasets.show_command)
@@ -47,6 +55,9 @@ def _top(
 
 def main() -> None:
     """Run the command line; every error that a user can cause ends in one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names that are not in UTF-8
     try:
         code = app(standalone_mode=False)
     except InputError as error:
@@ -62,10 +73,25 @@ def main() -> None:
             raise
         _fail(f"{message()} (see annocoin --help)")
     if code == INTERRUPTED:
-        print("annocoin: interrupted; nothing half-written is left", file=sys.stderr)
+        resumes = sys.argv[1:2] and sys.argv[1] in RESUMABLE
+        what = "the same command continues" if resumes else "nothing half-written is left"
+        print(f"annocoin: interrupted; {what}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"annocoin: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+    print(f"annocoin: {printable(' '.join(message.split()))}", file=sys.stderr)
+    _exit(2)
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process with a code, also while threads of a process group still run.
+
+    In an ordinary end such threads abort the process now and then, with another code.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch and torch.distributed.is_available() and torch.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

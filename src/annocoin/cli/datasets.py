@@ -1,4 +1,4 @@
-"""Commands about datasets: evaluate, convert, show, synth."""
+"""Commands about datasets: check, evaluate, convert, show, synth."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -8,17 +8,57 @@ import typer
 import annocoin
 from annocoin.cli import options
 from annocoin.cli.options import DatasetSource, choice, option
-from annocoin.errors import InputError
+from annocoin.errors import InputError, plural
 
 if TYPE_CHECKING:
     from annocoin.data.conversion import Format
-    from annocoin.data.dataset import Supervision
+    from annocoin.data.dataset import LabelledImages, Supervision
+    from annocoin.engine.dataset_check import DatasetSummary
     from annocoin.evaluation.evaluator import Evaluation
 
 PREDICTIONS = (
-    "COCO results (.json), folder with one results file per image, or run directory, whose network "
-    "predicts first."
+    "COCO results (.json), folder with one results file per image, or run directory, "
+    "prediction.safetensors or name of a network of the package, which predicts first."
 )
+
+
+def check_command(
+    dataset: options.Dataset,
+    split: options.Split = None,
+    kind: options.Kind = None,
+    images: options.Images = None,
+) -> None:
+    """Check a dataset, and advise how to train on it.
+
+    Prints images, classes, and what looks wrong, such as similar names of classes. The exit code
+    is 1 if it has errors, which `annocoin train` refuses.
+    """
+    from annocoin.data.loading import recognise
+    from annocoin.engine.dataset_check import advise_preset, advise_supervision, check_dataset
+
+    source = DatasetSource(dataset, split, kind, images, skip_bad=True)
+    labelled, bad = source.labelled(), source.problems.skipped
+    summary = check_dataset(labelled)
+    print("\n".join(summary.lines()))
+    _print_classes(summary)
+    for line in bad:
+        print(f"error: {line}")
+    for line in summary.warnings:
+        print(line)
+    supervision = advise_supervision(summary, kind or recognise(dataset))  # type: ignore[arg-type]
+    preset, precision = advise_preset(summary)
+    extra = f" --precision {precision}" if precision != "32-true" else ""
+    extra += "" if split is None else f" --split {split}"
+    extra += "" if images is None else f" --images {images}"
+    print(
+        f"advice: annocoin train {dataset} --supervision {supervision} --preset {preset}{extra} "
+        "--out RUN"
+    )
+    for line in _expected(labelled, supervision, preset, precision):
+        print(f"  {line}")
+    if bad:
+        print(f"train refuses {plural(len(bad), 'error')}: mend them, or use --skip-bad")
+        raise typer.Exit(1)
 
 
 def evaluate_command(
@@ -45,17 +85,17 @@ def evaluate_command(
     for file in (json, keep):
         if file is not None:
             refuse_input(file, predictions, dataset)
-    run = _find_run(predictions)
-    if keep is not None and run is None:
+    network = _find_network(predictions)
+    if keep is not None and network is None:
         raise InputError(f"--keep {keep}: {predictions} is no run; it holds predictions already")
     source = DatasetSource(dataset, split, kind, images, skip_bad)
     truth, problems = source.evaluation(), source.problems
-    if run is None:
+    if network is None:
         instances = annocoin.read_predictions(predictions, truth, problems)
     else:
-        from annocoin.api import predict_dataset
+        from annocoin.trained import predict_dataset
 
-        instances = predict_dataset(run, truth.labelled, device=device, problems=problems)
+        instances = predict_dataset(network, truth.labelled, device=device, problems=problems)
         if keep is not None:
             annocoin.write_predictions(keep, instances, truth.labelled.category_ids)
     result = annocoin.evaluate(
@@ -75,20 +115,23 @@ def convert_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", help=options.OUTPUT)],
     to: Annotated[str, choice(options.FORMATS, "Output format; results is for predictions.")],
     dataset: Annotated[Path | None, option("Dataset that the predictions IN are for.")] = None,
+    polygons: options.Polygons = False,
     split: options.Split = None,
     kind: options.Kind = None,
     images: options.Images = None,
     skip_bad: options.SkipBad = False,
 ) -> None:
     """Convert a dataset, or predictions for one, to another format."""
+    from annocoin.data.conversion import check_output
     from annocoin.files import refuse_input
 
     refuse_input(out, path, dataset)
+    check_output(out, to, polygons)
     source = DatasetSource(dataset or path, split, kind, images, skip_bad)
     labelled, problems = source.labelled(), source.problems
     if dataset is not None:
         labelled = annocoin.with_predictions(labelled, path, problems)
-    loss = annocoin.write_dataset(labelled, out, cast("Format", to))
+    loss = annocoin.write_dataset(labelled, out, cast("Format", to), polygons=polygons)
     labels = sum(len(image.annotation) for image in labelled)
     print(f"{out}: {len(labelled)} images, {labels} labels")
     options.print_loss(loss)
@@ -136,24 +179,62 @@ def synth_command(
     images: Annotated[int, option("Number of images.")] = 200,
     size: Annotated[int, option("Image height and width, in pixels.")] = 128,
     seed: Annotated[int, option("Random seed.")] = 0,
+    style: Annotated[str, choice(options.SCENE_STYLES, "How difficult the scenes are.")] = "hard",
 ) -> None:
     """Generate a synthetic dataset.
 
     Writes VOC layout, with the splits train, val and trainval.
     """
+    from annocoin.synthetic.creatures import STYLES
     from annocoin.synthetic.dataset import write_synthetic
 
-    write_synthetic(out, images=images, size=size, seed=seed)
+    write_synthetic(out, images=images, size=size, seed=seed, style=STYLES[style])
     print(f"{out}: {images} images of {size} x {size} in VOC layout")
 
 
-def _find_run(path: Path) -> "annocoin.TrainedRun | None":
-    """The run of a directory; None for predictions, which do not need the training code."""
-    if not path.is_dir():
-        return None
-    from annocoin.engine.run_directory import is_run
+def _print_classes(summary: "DatasetSummary") -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
 
-    return annocoin.TrainedRun(path) if is_run(path) else None
+    table = Table("class", box=None, pad_edge=False)
+    table.add_column("images", justify="right")
+    table.add_column("labels", justify="right")
+    for name, count in summary.images_by_class.items():
+        table.add_row(escape(name), str(count), str(summary.labels_by_class[name]))
+    Console().print(table)
+
+
+def _expected(
+    labelled: "LabelledImages", supervision: "Supervision", preset: str, precision: str
+) -> list[str]:
+    """The expected time, memory and disk space of a training on this machine."""
+    from dataclasses import replace
+
+    from annocoin.data.dataset import weak_dataset
+    from annocoin.engine.distribution import AUTO, open_device, single_process
+    from annocoin.engine.preflight import Precomputed, plan_with_estimates
+    from annocoin.engine.presets import configure
+
+    images = tuple(  # a COCO file can be checked without its images
+        replace(image, path=image.path or Path(image.file_name)) for image in labelled
+    )
+    weak = weak_dataset(replace(labelled, images=images), supervision)
+    config = configure(preset, weak.classes)
+    config = config.in_bfloat16() if precision == "bf16-mixed" else config
+    group = single_process(str(open_device(AUTO)), precision)
+    return plan_with_estimates(config, weak, Precomputed(), None, Path(), group)[0][1:]
+
+
+def _find_network(path: Path) -> "annocoin.TrainedNetwork | None":
+    """The network of a run, file or name; None for predictions, which need no torchvision."""
+    if path.is_dir():
+        from annocoin.engine.run_directory import is_run
+
+        is_network = is_run(path)
+    else:  # without a suffix and a file, it is the name of a network
+        is_network = path.suffix == ".safetensors" or not (path.suffix or path.exists())
+    return annocoin.load(path) if is_network else None
 
 
 def _print_table(result: "Evaluation") -> None:

@@ -5,7 +5,7 @@ help texts and mistyped options must not wait for; tests/test_cli.py compares th
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,15 +28,20 @@ PRESETS = {
 }
 GPU_PRESETS = ("voc-r50", "voc-r101", "voc-r50-literal")
 SUPERVISION = ("image", "box", "point", "mixed", "mask")
+PROMPT_SUPERVISION = ("image", "box", "point", "mixed")
+SYNONYMS = {"tags": "image"}
 DATASET_KINDS = ("voc", "coco", "folder", "yolo", "labelme")
-FORMATS = ("coco", "voc", "yolo", "labelme", "folder", "results")
+FORMATS = ("coco", "voc", "yolo", "labelme", "labelstudio", "folder", "results")
+EXPORT_FORMATS = ("onnx", "torchscript", "torchvision")
 PROTOCOLS = ("chainercv", "sds", "bbtp", "coco")
 PRECISIONS = ("32-true", "bf16-mixed")
 DETECTORS = ("network", "gradient")
+SCENE_STYLES = ("hard", "easy")
 AUTO_DEVICE = "auto"
 SCORE = 0.05
 IOU_THRESHOLDS = (0.25, 0.5, 0.7, 0.75)
 DEMO_IMAGES = 240
+GALLERY_IMAGES = 10_000
 
 
 def option(help: str, default: str | bool = True, *, metavar: str | None = None) -> Any:
@@ -44,10 +49,17 @@ def option(help: str, default: str | bool = True, *, metavar: str | None = None)
     return typer.Option(help=help, show_default=default, metavar=metavar)
 
 
-def choice(choices: Iterable[str], help: str, default: str | bool = True, *flags: str) -> Any:
+def choice(
+    choices: Iterable[str],
+    help: str,
+    default: str | bool = True,
+    *flags: str,
+    synonyms: Mapping[str, str] | None = None,
+) -> Any:
     """An option with a fixed set of values, which is checked before anything is imported."""
 
     def check(param: typer.CallbackParam, value: str | None) -> str | None:
+        value = (synonyms or {}).get(value or "", value)
         if value is not None:
             check_choice(param.opts[0], value, choices)
         return value
@@ -56,9 +68,9 @@ def choice(choices: Iterable[str], help: str, default: str | bool = True, *flags
     return typer.Option(*flags, help=help, show_default=default, metavar=metavar, callback=check)
 
 
-DATASET = "VOC, YOLO or labelme folder, COCO .json, or folder with images/ and labels.csv."
+DATASET = "VOC, COCO, YOLO or labelme folder, COCO .json, or folder with images/ and labels.csv."
 SUPERVISION_HELP = (
-    "Labels to use: image (tags), box, point, mixed (each label as annotated) or mask (full "
+    "Labels to use: image (or tags), box, point, mixed (each label as annotated) or mask (full "
     "supervision, the upper bound)."
 )
 OVERRIDES = (
@@ -73,7 +85,12 @@ MORE_TAGS = (
     "Further dataset, with the tags of all its images, for the training of the classifier only; "
     "classes are matched by name; repeatable."
 )
-OUTPUT = "Output: a .json file for coco, otherwise a new folder."
+NETWORK = (
+    "Run directory of `annocoin train`, a prediction.safetensors, or the name of a network of the "
+    "package."
+)
+OUTPUT = "Output: a .json file for coco and labelstudio, otherwise a new folder."
+POLYGONS = "Masks as polygons instead of RLE, for coco and labelstudio; the loss of IoU is printed."
 Dataset = Annotated[Path, typer.Argument(metavar="DATASET", help=DATASET)]
 Split = Annotated[str | None, option("Image list of the dataset, such as val.", "all images")]
 Kind = Annotated[str | None, choice(DATASET_KINDS, "Dataset format.", "recognised by its files")]
@@ -83,7 +100,7 @@ MoreTags = Annotated[list[Path] | None, option(MORE_TAGS, metavar="DATASET")]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Skip bad images and labels, and list them.")
 ]
-Supervision = Annotated[str, choice(SUPERVISION, SUPERVISION_HELP)]
+Supervision = Annotated[str, choice(SUPERVISION, SUPERVISION_HELP, synonyms=SYNONYMS)]
 LIMIT = "Use only the first N images of DATASET."
 Limit = Annotated[int | None, typer.Option(help=LIMIT, metavar="N", min=1)]
 PRESET = "Preset of all options: {}.".format(
@@ -95,6 +112,7 @@ Weights = Annotated[Path | None, option(WEIGHTS, "download", metavar="DIR")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help=OVERRIDES, metavar="KEY=VALUE")]
 Jobs = Annotated[int | None, option("Worker processes.", "all CPU cores")]
 Device = Annotated[str, option("Device: auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")]
+Polygons = Annotated[bool, typer.Option("--polygons", help=POLYGONS)]
 PictureFile = Annotated[Path, option("Output image, .png or .jpg.", metavar="FILE")]
 
 

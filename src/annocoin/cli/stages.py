@@ -13,10 +13,11 @@ from annocoin.cli.options import DatasetSource, choice, option
 from annocoin.errors import InputError, Problems
 
 if TYPE_CHECKING:
-    from annocoin.data.dataset import WeakDataset, WeakImage
+    from annocoin.data.dataset import LabelledImages, WeakDataset, WeakImage
     from annocoin.engine.config import Config
     from annocoin.engine.image_stages import Execution
     from annocoin.regions.boundaries import DetectorKind
+    from annocoin.regions.sam import SamOptions
     from annocoin.regions.storage import RegionFolder
     from annocoin.seeds.seed_set import SeedFolder
     from annocoin.types import Instances
@@ -51,7 +52,16 @@ Regions = Annotated[Path, option("Output of `annocoin regions`.", metavar="DIR")
 Seed = Annotated[int | None, option("Random seed.", "0")]
 ValidationSplit = Annotated[str | None, option("Split to measure tag mAP on.")]
 CLASSIFIER = "Trained classifier.safetensors, instead of training one."
-FROM = "Import proposals: MCG or COB .mat files, or COCO RLE masks such as SAM's."
+FROM = (
+    "Import proposals: MCG or COB .mat files, or COCO RLE masks such as SAM's; or run SAM, from "
+    "ONNX files of its encoder and decoder."
+)
+FROM_SOURCES = "mcg:DIR|coco:FILE|sam:ENCODER,DECODER"
+PROMPTS = "SAM: labels whose boxes and points are prompts, beside the grid; image: grid only."
+POINTS_PER_SIDE = "SAM: points of the grid of prompts along the longer side of an image."
+PRED_IOU = "SAM: least predicted IoU of a mask."
+STABILITY = "SAM: least IoU of the masks at a higher and a lower threshold of the logits."
+NMS = "SAM: greatest IoU of two masks."
 
 
 def classifier_command(
@@ -100,11 +110,14 @@ def classifier_command(
 def make_regions_command(
     dataset: options.Dataset,
     out: ImageFolder,
-    source: Annotated[
-        str | None, typer.Option("--from", metavar="mcg:DIR|coco:FILE", help=FROM)
-    ] = None,
-    limit: Annotated[int | None, option("Regions per image.", "1000, all with --from")] = None,
+    source: Annotated[str | None, typer.Option("--from", metavar=FROM_SOURCES, help=FROM)] = None,
+    limit: Annotated[int | None, option("Regions per image.", "1000, all of an import")] = None,
     boundaries: Boundaries = "network",
+    supervision: Annotated[str | None, choice(options.PROMPT_SUPERVISION, PROMPTS, "image")] = None,
+    points_per_side: Annotated[int | None, option(POINTS_PER_SIDE, "8", metavar="N")] = None,
+    pred_iou_thresh: Annotated[float | None, option(PRED_IOU, "0.7")] = None,
+    stability_thresh: Annotated[float | None, option(STABILITY, "0.6")] = None,
+    nms_thresh: Annotated[float | None, option(NMS, "0.9")] = None,
     jobs: options.Jobs = None,
     split: options.Split = None,
     kind: options.Kind = None,
@@ -115,16 +128,29 @@ def make_regions_command(
 
     The word `make` is optional. After an interruption the same command continues.
     """
-    from annocoin.engine.image_stages import Execution, make_regions
+    from annocoin.engine.image_stages import Execution, make_regions, make_sam_regions
     from annocoin.regions.proposals import RegionOptions
 
-    region_options = RegionOptions(cast("DetectorKind", boundaries), limit, source)
     data = DatasetSource(dataset, split, kind, images, skip_bad)
-    labelled, problems = data.labelled(), data.problems
-    execution = Execution(jobs=jobs, problems=problems)
-    folder = make_regions(labelled, out, region_options, execution)
-    print(f"{out}: regions of {_count_images(folder, labelled, problems)} images")
-    options.print_skipped(problems)
+    execution = Execution(jobs=jobs, problems=data.problems)
+    sam = dict(
+        points_per_side=points_per_side, pred_iou_thresh=pred_iou_thresh,
+        stability_thresh=stability_thresh, nms_thresh=nms_thresh,
+    )  # fmt: skip
+    loaded: LabelledImages | WeakDataset
+    if source is not None and source.startswith("sam:"):
+        sam_options = _sam_options(source, boundaries, **sam, limit=limit)
+        loaded = weak = data.weak(supervision or "image")
+        folder = make_sam_regions(weak, out, sam_options, execution)
+    else:
+        for name, value in {"supervision": supervision, **sam}.items():
+            if value is not None:
+                raise InputError(f"--{name.replace('_', '-')} is for --from sam:ENCODER,DECODER")
+        region_options = RegionOptions(cast("DetectorKind", boundaries), limit, source)
+        loaded = labelled = data.labelled()
+        folder = make_regions(labelled, out, region_options, execution)
+    print(f"{out}: regions of {_count_images(folder, loaded, data.problems)} images")
+    options.print_skipped(data.problems)
 
 
 @regions_app.command("show")
@@ -268,6 +294,19 @@ def show_seeds_command(
     overlay.save(overlay.sheet(rows, 1), out)
     print(f"{out}: {len(rows)} images")
     options.print_skipped(problems)
+
+
+def _sam_options(source: str, boundaries: str, **changes: Any) -> "SamOptions":
+    """The options of --from sam:ENCODER,DECODER; a change that is None is the default."""
+    from annocoin.regions.sam import SamOptions
+
+    encoder, _, decoder = source.removeprefix("sam:").partition(",")
+    if not encoder or not decoder or "," in decoder:
+        raise InputError(f"--from {source}; expected sam:ENCODER.onnx,DECODER.onnx")
+    named = {name: value for name, value in changes.items() if value is not None}
+    return SamOptions(
+        Path(encoder), Path(decoder), boundaries=cast("DetectorKind", boundaries), **named
+    )
 
 
 def _train_classifier(

@@ -12,6 +12,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+RECALLS = np.linspace(0.0, 1.0, 101)
+
 
 def match_best(iou: Floats, threshold: float, crowd: Bools) -> tuple[Bools, Bools]:
     """Match each prediction to its best ground truth only: IoU >= threshold, not yet matched.
@@ -74,9 +76,14 @@ def area_under_envelope(hits: Bools, positives: int) -> float:
 
 def mean_over_recalls(hits: Bools, positives: int) -> float:
     """COCO's mean of the precision envelope at recalls 0, .01, ..., 1."""
+    return float(precision_at_recalls(hits, positives).sum() / len(RECALLS))
+
+
+def precision_at_recalls(hits: Bools, positives: int) -> Floats:
+    """The precision envelope at recalls 0, .01, ..., 1, and 0 beyond the greatest recall: [101]."""
     recall = np.cumsum(hits) / positives
-    rank = np.searchsorted(recall, np.linspace(0.0, 1.0, 101), side="left")
-    return float(_envelope(hits)[rank[rank < len(recall)]].sum() / 101)
+    rank = np.searchsorted(recall, RECALLS, side="left")
+    return np.append(_envelope(hits), 0.0)[rank]
 
 
 def _envelope(hits: Bools) -> Floats:

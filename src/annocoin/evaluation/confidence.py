@@ -24,7 +24,7 @@ def rank_by_confidence(
     Returns:
         "spearman": rank correlation of confidence and true IoU; "wrong_least", "wrong_most": the
         fraction of wrong masks among the fifth of least and of most confidence. Empty if no label
-        has a confidence, or if all have the same.
+        has a confidence, or if all have the same, or the same IoU.
     """
     pairs = [
         (instances.confidence.numpy(), true_ious(instances, dataset.truth(image_id)))
@@ -32,10 +32,14 @@ def rank_by_confidence(
     ]
     if not pairs:
         return {}
-    confidence, ious = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    return rank_figures(*(np.concatenate(part) for part in zip(*pairs, strict=True)))
+
+
+def rank_figures(confidence: Floats, ious: Floats) -> dict[str, float]:
+    """The figures of `rank_by_confidence`, of confidences [N] (or NaN) and true IoUs [N]."""
     known = ~np.isnan(confidence)
     confidence, ious = confidence[known], ious[known]
-    if len(np.unique(confidence)) < 2:
+    if min(len(np.unique(confidence)), len(np.unique(ious))) < 2:
         return {}
     wrong = ious[np.argsort(confidence, kind="stable")] < WRONG_BELOW
     fifth = max(1, len(wrong) // 5)

@@ -13,6 +13,7 @@ from annocoin import masks
 from annocoin.data.dataset import EvaluationDataset
 from annocoin.errors import InputError, check_choice
 from annocoin.evaluation.average_precision import (
+    RECALLS,
     Bools,
     Floats,
     area_under_envelope,
@@ -20,6 +21,7 @@ from annocoin.evaluation.average_precision import (
     match_best_free,
     match_coco,
     mean_over_recalls,
+    precision_at_recalls,
 )
 from annocoin.progress import track
 from annocoin.types import ImageId, Instances
@@ -77,6 +79,8 @@ class Evaluation:
         matched: predictions matched at each threshold, whatever their score, int64 [T].
         counted: predictions that are not ignored at each threshold, int64 [T].
         truths: number of ground truth instances.
+        precision: the precision envelope at recalls 0, .01, ..., 1, float64 [T, C, 101]; zeros for
+            a class without ground truth.
     """
 
     protocol: str
@@ -87,6 +91,7 @@ class Evaluation:
     matched: npt.NDArray[np.int64]
     counted: npt.NDArray[np.int64]
     truths: int
+    precision: Floats
 
     @property
     def predictions(self) -> int:
@@ -201,6 +206,7 @@ class Evaluator:
     def result(self) -> Evaluation:
         """AP over all images added so far."""
         ap = np.full((len(self.thresholds), len(self.classes)), np.nan)
+        precision = np.zeros((*ap.shape, len(RECALLS)))
         matched, counted = np.zeros((2, len(self.thresholds)), dtype=np.int64)
         for of_class in self._matches:
             for _, of_image in of_class:
@@ -210,7 +216,9 @@ class Evaluator:
             scores, matches = zip(*self._matches[c], strict=True)
             order = self.protocol.order(np.concatenate(scores))
             for t, (hits, ignored) in enumerate(np.concatenate(matches, axis=2)[:, :, order]):
-                ap[t, c] = self.protocol.average(hits[~ignored], int(self._positives[c]))
+                counting = hits[~ignored], int(self._positives[c])
+                ap[t, c] = self.protocol.average(*counting)
+                precision[t, c] = precision_at_recalls(*counting)
         return Evaluation(
             self.protocol_name,
             self._images,
@@ -220,4 +228,5 @@ class Evaluator:
             matched,
             counted,
             int(self._positives.sum()),
+            precision,
         )

@@ -19,16 +19,56 @@ from annocoin.synthetic.textures import Array, coat_colours, lch, noise, skin
 
 Mask = npt.NDArray[np.bool_]
 
-CAMOUFLAGED = 0.40  # share of creatures coloured like their background
-FADED = 0.55  # share of creatures whose outline fades on one side
-MIN_CONTRAST = 12.0  # Lab distance between a body and the mean of its background
 PART_SHARE = (0.085, 0.13)  # of the creature's area
 
-# How typical a body is of its species, beside the emblem; `benchmarks/synthetic.py` measures how
-# well the class can be recognised without the emblem.
-TYPICAL_PLAN = 0.38  # probability of the species' body plan instead of a random one
-TYPICAL_TEXTURE = 0.38  # probability of the species' texture instead of a random one
-HUE_SPREAD = 50.0  # degrees, standard deviation around the species' hue
+
+@dataclass(frozen=True)
+class SceneStyle:
+    """How difficult scenes are; `benchmarks/synthetic.py` measures the default.
+
+    Args:
+        camouflaged: share of creatures coloured like their background.
+        faded: share of creatures whose outline fades on one side.
+        min_contrast: Lab distance between a body and the mean of its background.
+        typical_plan, typical_texture: probability of the species' body plan and texture instead of
+            random ones.
+        hue_spread: degrees, standard deviation around the species' hue.
+        counts: probabilities of 1, 2, .. creatures.
+        same_class: probability of the class of a creature already in the scene.
+        adjacent: probability of a position beside or in front of another creature.
+        min_visible: of a creature's area.
+    """
+
+    camouflaged: float = 0.40
+    faded: float = 0.55
+    min_contrast: float = 12.0
+    typical_plan: float = 0.38
+    typical_texture: float = 0.38
+    hue_spread: float = 50.0
+    counts: tuple[float, ...] = (0.22, 0.33, 0.27, 0.18)
+    same_class: float = 0.35
+    adjacent: float = 0.55
+    min_visible: float = 0.40
+
+
+HARD = SceneStyle()
+"""Only the emblem tells the class for sure, outlines fade, creatures occlude each other."""
+
+EASY = SceneStyle(
+    camouflaged=0.0,
+    faded=0.0,
+    min_contrast=28.0,
+    typical_plan=1.0,
+    typical_texture=1.0,
+    hue_spread=12.0,
+    counts=(0.35, 0.4, 0.25),
+    same_class=0.25,
+    adjacent=0.2,
+    min_visible=0.75,
+)
+"""Body, texture and colour tell the class, outlines are clear: the scenes of the demo."""
+
+STYLES = {"hard": HARD, "easy": EASY}
 
 
 @dataclass(frozen=True)
@@ -79,9 +119,9 @@ class Sprite:
         return self.solid & (self.part > 0.5)
 
 
-def pose_creature(rng: Rng, label: int, diameter: float) -> Sprite:
+def pose_creature(rng: Rng, label: int, diameter: float, style: SceneStyle = HARD) -> Sprite:
     """Draw a creature of the 1-based class `label` with its longer side `diameter` pixels."""
-    traits = draw_traits(rng, label)
+    traits = draw_traits(rng, label, style)
     outline = draw_outline(rng, traits.plan, rng.uniform(*PART_SHARE))
     upright = rng.random() < 0.7  # the others have any orientation
     angle = rng.normal(0, 0.45) if upright else rng.uniform(-np.pi, np.pi)
@@ -99,40 +139,41 @@ def pose_creature(rng: Rng, label: int, diameter: float) -> Sprite:
     return Sprite(label, traits, body, part, figure, u, v, diameter)
 
 
-def draw_traits(rng: Rng, label: int) -> Traits:
+def draw_traits(rng: Rng, label: int, style: SceneStyle = HARD) -> Traits:
     """Draw the traits of one creature of the 1-based class `label`."""
     species = SPECIES[label - 1]
     random_plan = SPECIES[rng.integers(len(SPECIES))].plan
     random_texture = SPECIES[rng.integers(len(SPECIES))].texture
     return replace(
         species,
-        plan=species.plan if rng.random() < TYPICAL_PLAN else random_plan,
-        texture=species.texture if rng.random() < TYPICAL_TEXTURE else random_texture,
+        plan=species.plan if rng.random() < style.typical_plan else random_plan,
+        texture=species.texture if rng.random() < style.typical_texture else random_texture,
         frequency=float(np.clip(rng.normal(species.frequency, 2.0), 3.0, 11.0)),
-        hue=float(rng.normal(species.hue, HUE_SPREAD)),
+        hue=float(rng.normal(species.hue, style.hue_spread)),
     )
 
 
-def paint_creature(rng: Rng, sprite: Sprite, ground: Array) -> Array:
+def paint_creature(rng: Rng, sprite: Sprite, ground: Array, style: SceneStyle = HARD) -> Array:
     """Lab colours [h, w, 3] of a sprite on the Lab background `ground` [h, w, 3]."""
-    colour = _coat(rng, sprite, ground)
+    colour = _coat(rng, sprite, ground, style)
     soft = cv2.GaussianBlur(sprite.body, (0, 0), max(0.045 * sprite.diameter, 0.8))
     rim = np.clip(2.0 - 2.0 * soft, 0, 1)  # 1 on the outline, falling to 0 inside
     colour[..., 0] += 7.0 * (sprite.v * 1.4 - 0.6 * rim)  # lit from above, rounded at the rim
-    colour = _fade(rng, sprite, rim, colour, ground)
+    if rng.random() < style.faded:
+        colour = _fade(rng, sprite, rim, colour, ground)
     return _paint_emblem(rng, sprite, colour)
 
 
-def _coat(rng: Rng, sprite: Sprite, ground: Array) -> Array:
+def _coat(rng: Rng, sprite: Sprite, ground: Array, style: SceneStyle) -> Array:
     """Base colour, skin pattern and one inner edge, before light and fading: [h, w, 3]."""
     traits = sprite.traits
     base, relief = coat_colours(rng, traits.hue)
     local = np.average(ground.reshape(-1, 3), axis=0, weights=sprite.body.ravel())
-    if rng.random() < CAMOUFLAGED:
+    if rng.random() < style.camouflaged:
         base += (local - base) * rng.uniform(0.55, 0.9)
     # A body with the colour of its background could not be segmented.
     contrast = float(np.linalg.norm(base - local))
-    base = local + (base - local) * max(1.0, MIN_CONTRAST / max(contrast, 1e-3))
+    base = local + (base - local) * max(1.0, style.min_contrast / max(contrast, 1e-3))
     pattern = skin(rng, traits.texture, sprite.u, sprite.v, traits.frequency)
     strength = rng.uniform(0.2, 0.5) * pattern
     strength += _marking(rng, sprite.u, sprite.v) * rng.uniform(0.5, 1.0)
@@ -159,8 +200,6 @@ def _marking(rng: Rng, u: Array, v: Array) -> Array:
 
 def _fade(rng: Rng, sprite: Sprite, rim: Array, colour: Array, ground: Array) -> Array:
     """Blend the outline on one side partly into the background."""
-    if rng.random() >= FADED:
-        return colour
     direction = rng.uniform(0, 2 * np.pi)
     towards = np.cos(direction) * sprite.u + np.sin(direction) * sprite.v
     side = np.clip(towards / 0.25 + rng.uniform(0.0, 0.8), 0, 1)

@@ -16,7 +16,15 @@ from annocoin.data.dataset import LabelledImage, LabelledImages
 from annocoin.data.formats import voc
 from annocoin.errors import InputError, check_positive
 from annocoin.progress import track
-from annocoin.synthetic.creatures import CLASSES, SPECIES, Sprite, paint_creature, pose_creature
+from annocoin.synthetic.creatures import (
+    CLASSES,
+    HARD,
+    SPECIES,
+    SceneStyle,
+    Sprite,
+    paint_creature,
+    pose_creature,
+)
 from annocoin.synthetic.outlines import Rng
 from annocoin.synthetic.textures import Array, paint_backdrop
 from annocoin.types import Annotation, WeakLabel
@@ -29,12 +37,8 @@ MIN_SIDE = 48  # pixels of an image; emblems would be too small in smaller ones
 MIN_DIAMETER = 16.0  # pixels of a creature; likewise
 DIAMETER = (0.2, 0.6)  # of the image's short side
 
-COUNT_PROBABILITIES = (0.22, 0.33, 0.27, 0.18)  # of 1, 2, 3, 4 creatures
-SAME_CLASS = 0.35  # probability of the class of a creature already in the scene
-ADJACENT = 0.55  # probability of a position beside or in front of another creature
 TRIALS = 6  # random positions before a creature is given up
 
-MIN_VISIBLE = 0.40  # of a creature's area
 MIN_PART_VISIBLE = 0.60  # of its emblem's area
 MIN_INSIDE = 0.80  # of its area, within the image
 MIN_IMAGE_SHARE = 0.004  # of the image's area
@@ -58,7 +62,12 @@ class Scene:
 
 
 def write_synthetic(
-    out: str | Path, *, images: int = 200, size: int | tuple[int, int] = 128, seed: int = 0
+    out: str | Path,
+    *,
+    images: int = 200,
+    size: int | tuple[int, int] = 128,
+    seed: int = 0,
+    style: SceneStyle = HARD,
 ) -> None:
     """Write scenes 0 .. images - 1 of the collection `seed` as a new VOC folder.
 
@@ -70,12 +79,13 @@ def write_synthetic(
         images: number of images, at least 1.
         size: side length, or (height, width), in pixels.
         seed: random seed of the collection.
+        style: how difficult the scenes are.
     """
     check_positive("images", images)
     shape = (size, size) if isinstance(size, int) else size
     with tempfile.TemporaryDirectory() as folder:
         labelled = [
-            _save(render_scene(seed, index, shape), Path(folder), f"{seed:03d}_{index:06d}")
+            _save(render_scene(seed, index, shape, style), Path(folder), f"{seed:03d}_{index:06d}")
             for index in track(range(images), "rendering scenes")
         ]
         stems = [str(image.image_id) for image in labelled]
@@ -85,23 +95,26 @@ def write_synthetic(
         voc.write(dataset, Path(out))
 
 
-def render_scene(seed: int, index: int, size: tuple[int, int] = (128, 128)) -> Scene:
+def render_scene(
+    seed: int, index: int, size: tuple[int, int] = (128, 128), style: SceneStyle = HARD
+) -> Scene:
     """Render scene number `index` of the collection `seed`.
 
     Args:
         seed: random seed of the collection, at least 0.
         index: the scene's number in it, at least 0.
         size: height and width in pixels, each at least 48.
+        style: how difficult the scene is.
     """
     if seed < 0 or index < 0:
         raise InputError(f"seed {seed}, index {index}; expected 0 or more")
     if min(size) < MIN_SIDE:
         raise InputError(f"an image of {size[0]} x {size[1]}; expected sides of {MIN_SIDE} or more")
     rng = np.random.default_rng([seed, index])
-    placed, ids, parts = place_creatures(rng, size)
+    placed, ids, parts = place_creatures(rng, size, style)
     canvas = paint_backdrop(rng, size)
     for creature in placed:
-        _paint(rng, canvas, creature)
+        _paint(rng, canvas, creature, style)
     labels = tuple(creature.sprite.label for creature in placed)
     return Scene(_photograph(rng, canvas), ids, parts, labels)
 
@@ -124,7 +137,9 @@ class Placed:
         return image, sprite
 
 
-def place_creatures(rng: Rng, size: tuple[int, int]) -> tuple[list[Placed], Bytes, Bytes]:
+def place_creatures(
+    rng: Rng, size: tuple[int, int], style: SceneStyle = HARD
+) -> tuple[list[Placed], Bytes, Bytes]:
     """Draw at least one creature and place them, back to front.
 
     Returns:
@@ -134,20 +149,21 @@ def place_creatures(rng: Rng, size: tuple[int, int]) -> tuple[list[Placed], Byte
     placed: list[Placed] = []
     ids: Bytes = np.zeros(size, np.uint8)
     parts: Bytes = np.zeros(size, np.uint8)
-    for _ in range(1 + int(rng.choice(len(COUNT_PROBABILITIES), p=COUNT_PROBABILITIES))):
-        sprite = pose_creature(rng, _label(rng, placed), _diameter(rng, size, bool(placed)))
+    for _ in range(1 + int(rng.choice(len(style.counts), p=style.counts))):
+        label, diameter = _label(rng, placed, style), _diameter(rng, size, bool(placed))
+        sprite = pose_creature(rng, label, diameter, style)
         for _ in range(TRIALS):
-            candidate = [*placed, _position(rng, sprite, placed, size)]
+            candidate = [*placed, _position(rng, sprite, placed, size, style)]
             new_ids, new_parts = _stack(candidate, ids, parts)
             # The first creature lies inside the image and always stays, so that no scene is empty.
-            if not placed or _all_visible(candidate, new_ids, new_parts):
+            if not placed or _all_visible(candidate, new_ids, new_parts, style):
                 placed, ids, parts = candidate, new_ids, new_parts
                 break
     return placed, ids, parts
 
 
-def _label(rng: Rng, placed: list[Placed]) -> int:
-    if placed and rng.random() < SAME_CLASS:
+def _label(rng: Rng, placed: list[Placed], style: SceneStyle) -> int:
+    if placed and rng.random() < style.same_class:
         return placed[rng.integers(len(placed))].sprite.label
     return int(rng.integers(len(SPECIES))) + 1
 
@@ -162,9 +178,11 @@ def _diameter(rng: Rng, size: tuple[int, int], has_others: bool) -> float:
     return max(short * rng.uniform(0.4, DIAMETER[1]), min(needed, 0.9 * short))
 
 
-def _position(rng: Rng, sprite: Sprite, placed: list[Placed], size: tuple[int, int]) -> Placed:
+def _position(
+    rng: Rng, sprite: Sprite, placed: list[Placed], size: tuple[int, int], style: SceneStyle
+) -> Placed:
     half = np.array(sprite.body.shape) / 2
-    if placed and rng.random() < ADJACENT:
+    if placed and rng.random() < style.adjacent:
         other = placed[rng.integers(len(placed))]
         centre = np.array([other.top, other.left]) + np.array(other.sprite.body.shape) / 2
         angle = rng.uniform(0, 2 * np.pi)
@@ -191,7 +209,7 @@ def _stack(candidate: list[Placed], ids: Bytes, parts: Bytes) -> tuple[Bytes, By
     return ids, parts
 
 
-def _all_visible(candidate: list[Placed], ids: Bytes, parts: Bytes) -> bool:
+def _all_visible(candidate: list[Placed], ids: Bytes, parts: Bytes, style: SceneStyle) -> bool:
     visible = np.bincount(ids.ravel(), minlength=len(candidate) + 1)
     visible_part = np.bincount(parts.ravel(), minlength=len(candidate) + 1)
     for number, creature in enumerate(candidate, 1):
@@ -199,7 +217,7 @@ def _all_visible(candidate: list[Placed], ids: Bytes, parts: Bytes) -> bool:
         area = np.count_nonzero(solid)
         inside = np.count_nonzero(solid[creature.windows(ids.shape)[1]])
         if (
-            visible[number] < max(MIN_VISIBLE * area, MIN_IMAGE_SHARE * ids.size)
+            visible[number] < max(style.min_visible * area, MIN_IMAGE_SHARE * ids.size)
             or visible_part[number] < MIN_PART_VISIBLE * np.count_nonzero(part)
             or inside < MIN_INSIDE * area
         ):
@@ -207,7 +225,7 @@ def _all_visible(candidate: list[Placed], ids: Bytes, parts: Bytes) -> bool:
     return True
 
 
-def _paint(rng: Rng, canvas: Array, creature: Placed) -> None:
+def _paint(rng: Rng, canvas: Array, creature: Placed, style: SceneStyle) -> None:
     """Paint a creature and its soft shadow on the canvas [H, W, 3]."""
     sprite = creature.sprite
     window, inner = creature.windows(canvas.shape[:2])
@@ -219,7 +237,7 @@ def _paint(rng: Rng, canvas: Array, creature: Placed) -> None:
     ground = np.pad(canvas[window], (*padding, (0, 0)), mode="edge")
     shadow = cv2.GaussianBlur(sprite.body, (0, 0), max(0.035 * sprite.diameter, 0.8))
     ground[..., 0] -= rng.uniform(0, 9) * shadow
-    colour = paint_creature(rng, sprite, ground)
+    colour = paint_creature(rng, sprite, ground, style)
     blended = ground + sprite.body[..., None] * (colour - ground)
     canvas[window] = blended[inner]
 
