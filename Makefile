@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test check format docs package fuzz chaos clean
 
 setup: .venv/ready
 
@@ -24,9 +24,30 @@ check: setup
 test: check
 	$(BIN)/python -m pytest -n 2
 
+# Ten thousand damaged and hostile files, each read or refused in one line.
+fuzz: setup
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/fuzz.py 10000 0
+
+# A hundred kills of commands, and every file of a run damaged in three ways: the same bytes at the end.
+chaos: setup
+	rm -rf runs/chaos
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/end_to_end/killed.py runs/chaos/killed 100 0
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/end_to_end/damaged.py runs/chaos/damaged
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Builds wheel and sdist, installs the wheel into a new environment and uses it there.
+package: setup
+	$(BIN)/python -m pip install --quiet build
+	rm -rf build dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python tools/check_package.py dist
+
 clean:
-	rm -rf .venv runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv runs build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -65,7 +65,9 @@ VARIANTS: dict[str, ScoringOptions] = {
     "U+H": ScoringOptions(pairwise="none"),
     "U+P+H": ScoringOptions(),
     "U+P+H, normalised": ScoringOptions(pairwise="normalised"),
-    "U+P+H, literal": ScoringOptions(pairwise="literal"),
+    "U+P+H, edge-votes": ScoringOptions(pairwise="edge-votes"),
+    "U+P+H, literal": ScoringOptions(pairwise="literal", difference="neighbourhood"),
+    "U+P+H, literal, of pairs": ScoringOptions(pairwise="literal"),
     "U+P+H, no prior": ScoringOptions(seed_prior_weight=0.0),
 }
 

@@ -1,20 +1,23 @@
 """How well regions cover objects, and time and memory per image.
 
     python benchmarks/regions.py VOCdevkit/VOC2012 --split devval
+    python benchmarks/regions.py VOCdevkit/VOC2012 --split train --methods --folders REGIONS SAM
 
 For every object, the best IoU among the first 100, 300, 500 and 1,000 regions: its average (ABO),
 and the recall at .5 and .7. Void pixels of VOC (255 in SegmentationObject) are ignored, as in the
 benchmark of MCG, so that the figures compare with those published for it. The baseline is
 Felzenszwalb's segmentation (scikit-image) at five scales in two colour spaces, coarse segments
-first. One core; seconds are means over the images.
+first. One core; seconds are means over the images. Folders are outputs of `annocoin regions`; the
+images that all of them have are measured, without times.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,6 +37,7 @@ from annocoin.regions import proposals
 from annocoin.regions.boundaries import BoundaryDetector
 from annocoin.regions.proposals import RegionProposer
 from annocoin.regions.region_set import RegionSet, regions_of_masks
+from annocoin.regions.storage import RegionFolder
 from annocoin.types import ImageId
 
 COUNTS = (100, 300, 500, 1000)
@@ -49,11 +53,13 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--split")
     parser.add_argument("--limit", type=int, help="number of images")
-    parser.add_argument("--methods", nargs="+", default=["network", "gradient", "felzenszwalb"])
+    parser.add_argument("--methods", nargs="*", default=["network", "gradient", "felzenszwalb"])
+    parser.add_argument("--folders", nargs="+", type=Path, default=[], metavar="DIR")
+    parser.add_argument("--counts", nargs="+", type=int, default=COUNTS, help="of first regions")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = {}
-    for method in options.methods:
+    for method in [*options.methods, *map(str, options.folders)]:
         # One process per method, to measure its memory.
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             results[method] = pool.submit(measure, method, options).result()
@@ -67,37 +73,42 @@ def measure(method: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     truth = load_evaluation(options.dataset, split=options.split)
-    ids = list(truth)[: options.limit]
+    folders = {str(path): RegionFolder(path) for path in options.folders}
+    ids = [i for i in truth if all(i in folder for folder in folders.values())][: options.limit]
+    if not ids:
+        sys.exit("no image of the dataset is in all folders")
     paths = {image.image_id: image.image_path() for image in truth.labelled}
     seconds: Seconds = {}
-    propose = (
-        felzenszwalb(seconds) if method == "felzenszwalb" else region_proposer(method, seconds)
-    )
-    total = 0.0
+    if method in folders:
+        regions_of: Callable[[ImageId], RegionSet] = folders[method].__getitem__
+    else:
+        propose = timed(proposer_of(method, seconds), "all", seconds)
+        regions_of = lambda image_id: propose(read_image(paths[image_id]))  # noqa: E731
     overlaps, shares, counts = [], [], []
     for image_id in track(ids, method):
-        image = read_image(paths[image_id])
-        started = time.perf_counter()
-        regions = propose(image)
-        total += time.perf_counter() - started
+        regions = regions_of(image_id)
         counts.append(len(regions))
-        valid = valid_pixels(options.dataset, image_id, image.shape[:2])
+        valid = valid_pixels(options.dataset, image_id, regions.size)
         dense = truth.truth(image_id).dense()
-        overlaps.append(best_overlaps(regions, dense, valid))
+        overlaps.append(best_overlaps(regions, dense, valid, options.counts))
         shares += (dense.sum(dim=(1, 2)) / valid.size).tolist()
-    seconds["all"] = total
     table = np.concatenate(overlaps)
     sizes = np.digitize(shares, list(SIZES.values()))
-    by_size = {name: figures(table[sizes == i]) for i, name in enumerate(SIZES)}
+    by_size = {name: figures(table[sizes == i], options.counts) for i, name in enumerate(SIZES)}
     return {
         "images": len(ids),
         "objects": len(table),
         "regions": float(np.mean(counts)),
-        "all": figures(table),
+        "all": figures(table, options.counts),
         "by_size": by_size,
         "seconds": {phase: spent / len(ids) for phase, spent in seconds.items()},
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def proposer_of(method: str, seconds: Seconds) -> Callable[[Image], RegionSet]:
+    """Image to regions, by a method's name; its phases are timed."""
+    return felzenszwalb(seconds) if method == "felzenszwalb" else region_proposer(method, seconds)
 
 
 PHASES = {
@@ -156,9 +167,12 @@ def segments(image: Image, segment: Callable[..., Any]) -> RegionSet:
 
 
 def best_overlaps(
-    regions: RegionSet, truth: torch.Tensor, valid: npt.NDArray[np.bool_]
+    regions: RegionSet,
+    truth: torch.Tensor,
+    valid: npt.NDArray[np.bool_],
+    counts: Sequence[int] = COUNTS,
 ) -> npt.NDArray[np.float64]:
-    """The best IoU of each of N objects [N, H, W] among the first regions, [N, len(COUNTS)]."""
+    """The best IoU of each of N objects [N, H, W] among the first regions, [N, len(counts)]."""
     ids = regions.superpixels.numpy().ravel()
     count = regions.membership.shape[1]
     members = regions.membership.double().numpy()
@@ -167,8 +181,8 @@ def best_overlaps(
     for mask in truth.numpy():
         inside = members @ np.bincount(ids, mask.ravel().astype(np.float64), count)
         iou = inside / (sizes + mask.sum() - inside)
-        rows.append([iou[:n].max() for n in COUNTS])
-    return np.asarray(rows).reshape(len(rows), len(COUNTS))
+        rows.append([iou[:n].max() for n in counts])
+    return np.asarray(rows).reshape(len(rows), len(counts))
 
 
 def valid_pixels(root: Path, image_id: ImageId, size: tuple[int, ...]) -> npt.NDArray[np.bool_]:
@@ -178,7 +192,9 @@ def valid_pixels(root: Path, image_id: ImageId, size: tuple[int, ...]) -> npt.ND
     return np.asarray(read_index_map(path) != 255)
 
 
-def figures(overlaps: npt.NDArray[np.float64]) -> dict[str, dict[str, float]]:
+def figures(
+    overlaps: npt.NDArray[np.float64], counts: Sequence[int]
+) -> dict[str, dict[str, float]]:
     """ABO and recall by the number of regions."""
     return {
         str(n): {
@@ -186,7 +202,7 @@ def figures(overlaps: npt.NDArray[np.float64]) -> dict[str, dict[str, float]]:
             "recall_50": float((column > 0.5).mean()),
             "recall_70": float((column > 0.7).mean()),
         }
-        for n, column in zip(COUNTS, overlaps.T, strict=True)
+        for n, column in zip(counts, overlaps.T, strict=True)
         if len(column)
     }
 
@@ -201,8 +217,9 @@ def print_result(method: str, result: dict[str, Any]) -> None:
         cells = [f"{n}: {f['abo']:.3f} / {f['recall_50']:.3f} / {f['recall_70']:.3f}"
                  for n, f in row.items()]  # fmt: skip
         print(f"  {name:28s} " + "   ".join(cells))
-    phases = ", ".join(f"{name} {value:.3f}" for name, value in result["seconds"].items())
-    print(f"  seconds an image: {phases}")
+    if result["seconds"]:
+        phases = ", ".join(f"{name} {value:.3f}" for name, value in result["seconds"].items())
+        print(f"  seconds an image: {phases}")
     print(f"  peak memory {result['peak_memory_mb']:.0f} MB", flush=True)
 
 

@@ -21,7 +21,6 @@ from statistics import fmean
 from typing import Any
 
 from annocoin import api
-from annocoin.api import TrainedRun
 from annocoin.cli.options import parse_overrides
 from annocoin.data.dataset import EvaluationDataset
 from annocoin.data.loading import load_evaluation, load_weak
@@ -33,6 +32,7 @@ from annocoin.evaluation.evaluator import evaluate
 from annocoin.files import write_json
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.seed_set import SeedFolder
+from annocoin.trained import TrainedRun, predict_dataset
 
 PROTOCOLS = ("chainercv", "bbtp")
 
@@ -90,7 +90,7 @@ def train(
 
 def test_map(run: TrainedRun, test: EvaluationDataset) -> dict[str, Means]:
     """mAP of a run's predictions on the test split, by protocol."""
-    predicted = api.predict_dataset(run, test.labelled)
+    predicted = predict_dataset(run, test.labelled)
     means = {}
     for protocol in PROTOCOLS:
         mean = evaluate(predicted, test, protocol=protocol).mean

@@ -36,7 +36,7 @@ ROOMS = {
     "baselines": ("baselines",),
     "evaluation": ("evaluation",),
     "report": ("report",),
-    "api": ("api", "demo", "__init__"),
+    "api": ("trained", "api", "demo", "__init__"),
     "cli": ("cli", "__main__"),
 }
 """The modules and packages of each room, rooms in the order of data flow."""

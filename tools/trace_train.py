@@ -57,7 +57,8 @@ def trace_train(folder: Path) -> list[Path]:
             raise
     finally:
         sys.setprofile(None)
-    return [Path(name) for name in files if Path(name).is_relative_to(ROOT)]
+    paths = [Path(name) for name in files if name.endswith(".py")]  # templates are compiled, too
+    return [path for path in paths if path.is_relative_to(ROOT)]
 
 
 def summary(path: Path) -> str:
