@@ -275,7 +275,7 @@ def _context(
                             *plots.training_charts(data)],
         "confidence_charts": confidence_charts,
         "ranks": ranks,
-        "seconds": sum(cost.seconds for cost in data.costs),
+        "seconds": data.seconds,
         "options": dotted_options(data.config),
         "sets": gallery.sets,
         "left_out": len(list(data.labels.values())[-1]) - shown_labels if data.labels else 0,
@@ -299,7 +299,7 @@ def facts(data: RunData) -> dict[str, str]:
         rounds = "full supervision"
     elif not config["rounds"]:
         rounds = "no rounds, regions retrieved for the seeds"
-    memory = max((cost.memory for cost in data.costs if cost.memory), default=None)
+    memory = max((cost.memory for cost in data.costs.values() if cost.memory), default=None)
     environment = data.environment
     machine = f"{environment['device']}, {environment['processes']} process"
     return {
@@ -309,7 +309,7 @@ def facts(data: RunData) -> dict[str, str]:
         "Supervision": SUPERVISION[data.result["supervision"]],
         "Method": f"{rounds}, gamma {config['gamma']:g}",
         "Network": f"Mask R-CNN, {architecture['backbone']}, {architecture['min_size']} pixels",
-        "Time": duration(sum(cost.seconds for cost in data.costs)),
+        "Time": duration(data.seconds),
         "Peak memory": "not recorded" if memory is None else gigabytes(memory),
         "Machine": machine + ("es" if environment["processes"] > 1 else ""),
     }

@@ -16,7 +16,7 @@ from annocoin.data.dataset import EvaluationDataset, WeakDataset, tight_box
 from annocoin.engine import label_quality
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels
 from annocoin.engine.run_directory import ENVIRONMENT, RESULT, check_format, is_run
-from annocoin.engine.stage import METRICS, Stage
+from annocoin.engine.stage import METRICS, Stage, StageCosts
 from annocoin.errors import InputError
 from annocoin.evaluation.average_precision import RECALLS
 from annocoin.evaluation.evaluator import Evaluation
@@ -30,15 +30,6 @@ MEASURED_IMAGES = 300
 
 FEWER_INSTANCES = 0.5
 """A warning, if the last round has fewer instances than this share of the first one's."""
-
-
-@dataclass(frozen=True)
-class StageCost:
-    """Seconds of a stage, and peak memory in bytes (None: of an earlier version)."""
-
-    name: str
-    seconds: float
-    memory: int | None
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,7 @@ class RunData:
         path: its directory.
         result: the content of `run.json`.
         environment: versions, machine and command.
-        costs: of the stages that are part of the result, in their order.
+        costs: of the stages that are part of the result, by name, in their order.
         metrics: the figures of every step, by stage.
         figures: measured once, by stage.
         images: of its dataset, by id; empty if they were not recorded.
@@ -92,7 +83,7 @@ class RunData:
     path: Path
     result: dict[str, Any]
     environment: dict[str, Any]
-    costs: tuple[StageCost, ...]
+    costs: dict[str, StageCosts]
     metrics: dict[str, list[dict[str, float]]]
     figures: dict[str, dict[str, float]]
     images: dict[ImageId, TrainingImage]
@@ -102,6 +93,11 @@ class RunData:
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @property
+    def seconds(self) -> float:
+        """Time of all stages, as far as it is known."""
+        return sum(each.seconds or 0.0 for each in self.costs.values())
 
     @property
     def config(self) -> dict[str, Any]:
@@ -167,11 +163,12 @@ def read_run(path: Path) -> RunData:
     if not (path / RESULT).is_file():
         raise InputError(f"{path}: not a finished run; `annocoin train` starts and resumes runs")
     result = read_json(path / RESULT)
-    costs, figures, metrics = [], {}, {}
+    costs: dict[str, StageCosts] = {}
+    figures, metrics = {}, {}
     for each in result["stages"]:
         name, folder = each["stage"], path / each["folder"]
         if (stage := Stage(name, "", folder)).is_done:
-            costs.append(StageCost(name, stage.costs.seconds or 0.0, stage.costs.memory))
+            costs[name] = stage.costs
             figures[name] = stage.figures
         if (folder / METRICS).is_file():
             metrics[name] = [json.loads(line) for line in files.read_lines(folder / METRICS)]
@@ -180,7 +177,7 @@ def read_run(path: Path) -> RunData:
         path,
         result,
         read_json(path / ENVIRONMENT),
-        tuple(costs),
+        costs,
         metrics,
         figures,
         images,
