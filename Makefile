@@ -28,11 +28,13 @@ test: check
 fuzz: setup
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/fuzz.py 10000 0
 
-# A hundred kills of commands, and every file of a run damaged in three ways: the same bytes at the end.
+# A hundred kills of commands, every file of a run damaged in three ways, and machines that die while
+# they train together: the same bytes at the end. As root, the machines are network namespaces.
 chaos: setup
 	rm -rf runs/chaos
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/end_to_end/killed.py runs/chaos/killed 100 0
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/end_to_end/damaged.py runs/chaos/damaged
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/end_to_end/nodes.py runs/chaos/nodes 5
 
 format: setup
 	$(BIN)/ruff check --fix .

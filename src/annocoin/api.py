@@ -91,23 +91,24 @@ def train(
     problems = problems or Problems()
     config = configure(preset, dataset.classes, changes, rounds=rounds, seed=seed, weights=weights)
     group = group or single_process(str(open_device(device)))
-    train_run(
-        dataset,
-        out,
-        config,
-        more_images=more_images,
-        more_tags=more_tags,
-        precomputed=precomputed,
-        measurement=None if truth is None else label_measurement(truth, dataset, problems),
-        execution=Execution(group, jobs, problems),
-        log=log,
-    )
-    if group.is_main:
-        images = dataset if more_images is None else concatenate(dataset, more_images)
-        if report:
-            report_training(Path(out), images, truth, log, str(group.device))
-        else:  # a later report needs the images
-            record_dataset(Path(out), images)
+    with group.watched():
+        train_run(
+            dataset,
+            out,
+            config,
+            more_images=more_images,
+            more_tags=more_tags,
+            precomputed=precomputed,
+            measurement=None if truth is None else label_measurement(truth, dataset, problems),
+            execution=Execution(group, jobs, problems),
+            log=log,
+        )
+        if group.is_main:
+            images = dataset if more_images is None else concatenate(dataset, more_images)
+            if report:
+                report_training(Path(out), images, truth, log, str(group.device))
+            else:  # a later report needs the images
+                record_dataset(Path(out), images)
     return TrainedRun(Path(out))
 
 

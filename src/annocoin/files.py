@@ -65,6 +65,9 @@ def read_bytes(path: str | Path, limit: int = MAX_BINARY_BYTES) -> bytes:
             return file.read()
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        except MemoryError:
+            size = os.fstat(file.fileno()).st_size
+            raise InputError(f"{path}: {size:,} bytes do not fit into memory") from None
 
 
 def read_text(path: Path, encoding: str = "utf-8-sig", limit: int = MAX_TEXT_BYTES) -> str:

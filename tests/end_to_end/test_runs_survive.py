@@ -64,6 +64,14 @@ def test_a_second_process_is_refused(scenes: Path, tmp_path: Path, devices: int)
         assert second.stderr.count("\n") == 1
 
 
+def test_a_run_on_two_machines_survives_the_death_of_one(scenes: Path, tmp_path: Path) -> None:
+    """`make chaos` also lets the other one die, and cuts the link between them."""
+    output = output_of(TESTS / "end_to_end" / "nodes.py", tmp_path, 1, scenes)
+    first, last = output.splitlines()
+    assert first.startswith("classifier, process 1 was killed: annocoin: another process has ended")
+    assert last.endswith("all identical")
+
+
 def test_two_processes_train_as_one_with_twice_the_batch(scenes: Path, tmp_path: Path) -> None:
     """Processes with gloo between them: the same losses, and every image's files once."""
     classifier = tmp_path / "c.safetensors"  # the same seeds for both, to the bit

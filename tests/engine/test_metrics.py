@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from annocoin.engine.metrics import FileLogger, MemoryLogger
+from annocoin.errors import InputError
 
 
 def steps_in(path: Path) -> list[int]:
@@ -28,6 +30,14 @@ def test_lines_after_the_checkpoint_and_broken_ones_are_dropped(tmp_path: Path) 
     logger.start(0)
     logger.close()
     assert path.read_text() == ""
+
+
+def test_a_file_that_claims_a_terabyte_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match="1,099,511,627,776 bytes; expected at most"):
+        FileLogger(path).start(1)
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_logged(tmp_path: Path) -> None:

@@ -277,6 +277,16 @@ def test_a_stage_with_a_damaged_file_is_done_again(
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("figures", [[1], {"map": "0.5"}, {"map": None}])
+def test_a_record_with_wrong_figures_is_a_damaged_one(run: Run, figures: Any) -> None:
+    calls: list[int] = []
+    stage, work = done_stage(run, calls)
+    (stage.folder / DONE).write_text(json.dumps({**stage.record, "figures": figures}))
+    run.do(stage, work)
+    assert len(calls) == 2
+    assert stage.figures == {"map": 0.25}
+
+
 def test_damaged_metrics_are_announced_and_cost_no_training(run: Run, log: list[str]) -> None:
     calls: list[int] = []
     stage, work = done_stage(run, calls)

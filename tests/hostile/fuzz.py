@@ -23,6 +23,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +119,15 @@ def damage_arrays(content: bytes, rng: random.Random) -> bytes:
         if arrays[name].nbytes > 1 << 29:
             arrays[name] = arrays[name][: 1 << 16]
     elif action == 4:
-        arrays[name] = array.astype(rng.choice(("float64", "int8", "object", "U5")))
+        kind = rng.choice(("float64", "int8", "object", "U5"))
+        with suppress(ValueError), np.errstate(invalid="ignore"):  # texts that are no numbers
+            arrays[name] = array.astype(kind)
     elif array.size and array.dtype.kind in "iuf":
         flat = array.copy().reshape(-1)
-        kind = array.dtype
-        info: Any = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
-        extremes = [info.min, info.max, 0, 1] + ([np.nan, np.inf] if kind.kind == "f" else [-1])
-        value = rng.choice(extremes if kind.kind != "u" else extremes[:4])
+        dtype = array.dtype
+        info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+        extremes = [info.min, info.max, 0, 1] + ([np.nan, np.inf] if dtype.kind == "f" else [-1])
+        value = rng.choice(extremes if dtype.kind != "u" else extremes[:4])
         flat[rng.randrange(len(flat))] = value
         if rng.random() < 0.2:
             flat[:] = value

@@ -15,6 +15,9 @@ from annocoin.errors import InputError, one_line, printable
 INTERRUPTED = 130
 """Exit code after Ctrl-C, the convention of shells."""
 
+CPP_LOG = ("TORCH_CPP_LOG_LEVEL", "ERROR")
+"""Torch's C++ code warns of closed connections with a stack trace; read when torch is imported."""
+
 RESUMABLE = ("demo", "train", "label", "classifier", "regions", "seeds")
 """Commands that keep what is done."""
 
@@ -58,6 +61,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names that are not in UTF-8
+    os.environ.setdefault(*CPP_LOG)
     try:
         code = app(standalone_mode=False)
     except InputError as error:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import psutil
 import torch
 from torch import Tensor, nn
 
+from annocoin.engine.heartbeat import Heartbeat, connect_to_store, is_connection_error
 from annocoin.engine.parallel import cores
 from annocoin.errors import InputError, check_choice, check_positive
 
@@ -28,7 +32,11 @@ SLOW_BFLOAT16 = (
 MAX_LOADER_WORKERS = 8
 
 TIMEOUT = timedelta(days=7)
-"""Of collective operations: rank 0 may evaluate or write for long while the others wait."""
+"""Of collective operations: rank 0 may evaluate or write for long while the others wait; for
+processes that have died see `ProcessGroup.watched`."""
+
+JOIN_MINUTES = 30
+"""In which all machines must have started."""
 
 MASTER_PORT = "29500"
 LAUNCHER_VARIABLES = {"LOCAL_RANK", "SLURM_NTASKS"}
@@ -48,6 +56,7 @@ class ProcessGroup:
 
     def __init__(self, fabric: Fabric, nodes: int = 1, precision: str = "32-true") -> None:
         self.fabric, self.nodes, self.precision = fabric, nodes, precision
+        self._blocks = 0
 
     @property
     def rank(self) -> int:
@@ -87,6 +96,33 @@ class ProcessGroup:
         message = self.broadcast(problem)
         if message is not None:
             raise InputError(message)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Work in which no process outlives the others: each ends with a line when one has ended.
+
+        All processes leave the block together.
+        """
+        if self.world_size == 1:
+            yield
+            return
+        self._blocks += 1
+        _stop_observer()
+        with Heartbeat(
+            self.rank,
+            self.world_size,
+            connect_to_store,
+            str(self._blocks),
+            dead_children=self._dead_children,
+        ):
+            yield
+            self.barrier()
+
+    def _dead_children(self) -> list[str]:
+        """The processes that Fabric has started here and that have died."""
+        processes = getattr(self.fabric.strategy.launcher, "procs", [])
+        codes = [(number, process.poll()) for number, process in enumerate(processes, start=1)]
+        return [f"process {number} has died ({code})" for number, code in codes if code]
 
     def setup(
         self, module: nn.Module, optimizer: torch.optim.Optimizer
@@ -152,6 +188,7 @@ def init_distributed(
     check_positive("nodes", nodes)
     if nodes > 1:
         _check_rendezvous(nodes)
+        _choose_interface()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if 0 < local_rank < torch.cuda.device_count():
         torch.cuda.set_device(local_rank)  # or each process would open the first GPU as well
@@ -180,7 +217,8 @@ def init_distributed(
         torch.set_num_threads(max(1, cores() // devices))
     if local_rank > 0:
         threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
-    fabric.launch()
+    with _joining(nodes) if several else nullcontext():
+        fabric.launch()
     return ProcessGroup(fabric, nodes, precision)
 
 
@@ -225,6 +263,66 @@ def _check_rendezvous(nodes: int) -> None:
             "from 0; MASTER_ADDR: the address of machine 0)"
         )
     os.environ.setdefault("MASTER_PORT", MASTER_PORT)
+
+
+def _choose_interface() -> None:
+    """Let gloo use the network interface towards machine 0.
+
+    Its default is that of this machine's name, which often is 127.0.0.1 or 127.0.1.1 here: the
+    other machines could not connect.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    if not address:  # Slurm's is known later
+        return
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as connection:
+            connection.connect(target)  # chooses the route; nothing is sent
+            here = connection.getsockname()[0]
+    except OSError as error:
+        raise InputError(f"MASTER_ADDR {address!r}: cannot be reached ({error.strerror})") from None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == here for entry in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def _stop_observer() -> None:
+    """End Fabric's thread that kills this process, without a line, when one of its children ends.
+
+    `Heartbeat` replaces it.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "child-process-observer":
+            thread._child_processes = []  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _joining(nodes: int) -> Iterator[None]:
+    """The start of a process group: one line if others do not come, or cannot be reached."""
+    where = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    if nodes > 1:
+        print(f"waiting for {nodes} machines at {where}", file=sys.stderr, flush=True)
+
+    def give_up() -> None:
+        print(
+            f"annocoin: not all of {nodes} machines have come to {where} in {JOIN_MINUTES} minutes;"
+            " start the same command on all of them",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(2)
+
+    timer = threading.Timer(60 * JOIN_MINUTES, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_connection_error(error):
+            raise
+        raise InputError(f"{where}: the processes cannot connect ({error})") from None
+    finally:
+        timer.cancel()
 
 
 def exit_with_parent(parent: int) -> None:

@@ -98,7 +98,7 @@ def write_scalars(tensorboard: Path, step: int, figures: Mapping[str, float]) ->
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The figures of each line; lines that were cut off or damaged are left out."""
     lines = []
-    for line in files.read_bytes(path).splitlines():
+    for line in files.read_bytes(path, files.MAX_JSON_BYTES).splitlines():
         try:
             figures = json.loads(line)
         except (ValueError, RecursionError):

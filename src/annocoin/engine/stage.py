@@ -57,6 +57,9 @@ class Stage:
         try:
             record = self.record
             checked(record, "stage", str, DONE)
+            figures = checked({"figures": {}, **record}, "figures", dict, DONE)
+            if not all(isinstance(value, int | float) for value in figures.values()):
+                return [DONE]
             listed = record.get("files", {})  # runs of earlier versions have no digests
             return [name for name in listed if not _has_digest(self.folder, name, listed[name])]
         except (InputError, TypeError):
