@@ -432,7 +432,7 @@ def test_check_summarises_a_dataset(annocoin: Run, voc: Path) -> None:
     assert "7 images" in outcome.out
     assert "error: " in outcome.out
     assert "broken image" in outcome.out
-    assert "train refuses 1 error: mend them" in outcome.out
+    assert "train stops at 1 error: correct the labels" in outcome.out
     outcome = annocoin("check", voc / "ImageSets")
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
 

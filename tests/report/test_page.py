@@ -58,7 +58,8 @@ def test_the_page_has_everything_of_a_run(run: tuple[Path, Any], tmp_path: Path)
     assert text.count(">100.0</b>") == 4, "mAP at four thresholds"
     for words in ("tag mAP is 30 %", "annocoin train &lt;x&gt;", "3.00 GB", "prediction.losses",
                   "AP at IoU 0.5 by class", "Precision and recall", "Quality of the pseudo labels",
-                  "Reliability", "DIV(Pr_c, Pr_c)", "entropy of the prediction"):  # fmt: skip
+                  "Reliability", "DIV(Pr_c, Pr_c)", "entropy of the prediction",
+                  "1 round of K = "):  # fmt: skip
         assert words in text, words
     labels, predictions = data["sets"]
     assert (labels["measure"], predictions["measure"]) == ("confidence", "score")

@@ -57,7 +57,7 @@ def check_command(
     for line in _expected(labelled, supervision, preset, precision):
         print(f"  {line}")
     if bad:
-        print(f"train refuses {plural(len(bad), 'error')}: mend them, or use --skip-bad")
+        print(f"train stops at {plural(len(bad), 'error')}: correct the labels, or use --skip-bad")
         raise typer.Exit(1)
 
 

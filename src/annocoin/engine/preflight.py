@@ -183,17 +183,17 @@ def plan(
     if trains_classifier(config, dataset, precomputed):
         classifier, tagged = config.classifier, images + len(more_tags or ())
         epochs = plural(classifier.epochs, "epoch")
-        add("classifier", f"{classifier.backbone}: {epochs} of {tagged} images")
+        add("classifier", f"{classifier.backbone}: {epochs} of {plural(tagged, 'image')}")
     if dataset.fully_masked:
         add("prediction", single)
         return lines
     used = len(RoundImages(dataset, config).used)
     if precomputed.regions is None:
-        add("regions", f"of {used} images")
+        add("regions", f"of {plural(used, 'image')}")
     if precomputed.seeds is None:
-        add("seeds", f"of {used} images")
+        add("seeds", f"of {plural(used, 'image')}")
     if config.rounds == 0:
-        add("labels", f"regions retrieved for the seeds of {used} images")
+        add("labels", f"regions retrieved for the seeds of {plural(used, 'image')}")
         add("prediction", single)
         return lines
     conditional, trunk = config.conditional.training, config.conditional.architecture.trunk

@@ -23,7 +23,7 @@ import torch
 from annocoin import files
 from annocoin.data.dataset import EvaluationDataset, LabelledImage, WeakDataset
 from annocoin.engine.run_directory import Log
-from annocoin.errors import InputError
+from annocoin.errors import InputError, plural
 from annocoin.evaluation.confidence import rank_figures
 from annocoin.evaluation.evaluator import evaluate
 from annocoin.regions.storage import RegionFolder
@@ -292,9 +292,8 @@ def facts(data: RunData) -> dict[str, str]:
     """The most important facts of a run, by name, for its page and for comparisons."""
     config = data.config
     architecture = config["prediction"]["architecture"]
-    rounds = (
-        f"{config['rounds']} rounds of K = {config['conditional']['training']['samples']} samples"
-    )
+    samples = config["conditional"]["training"]["samples"]
+    rounds = f"{plural(config['rounds'], 'round')} of K = {samples} samples"
     if data.result["supervision"] == "mask":
         rounds = "full supervision"
     elif not config["rounds"]:

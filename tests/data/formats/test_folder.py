@@ -64,7 +64,7 @@ def test_images_without_a_line_are_noted(folder: Path, capsys: pytest.CaptureFix
     (folder / "few.txt").write_text("a\n")
     assert [image.image_id for image in load_weak(folder)] == ["a", "b"]
     note = capsys.readouterr().err
-    assert "1 of the images have no line in labels.csv" in note
+    assert "1 image without a line in labels.csv" in note
     assert "c.jpg" in note
     load_weak(folder, split="few")
     assert capsys.readouterr().err == ""

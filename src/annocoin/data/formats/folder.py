@@ -28,7 +28,7 @@ from annocoin.data.dataset import LabelledImage, LabelledImages, tight_box
 from annocoin.data.formats import ConversionLoss
 from annocoin.data.images import SUFFIXES, copy_image, find_image, image_size, safe_join
 from annocoin.data.parsing import finite, located_label, unique
-from annocoin.errors import InputError, Problems, brief, printable
+from annocoin.errors import InputError, Problems, brief, plural, printable
 from annocoin.files import new_directory, read_lines, read_text
 from annocoin.masks import Size
 from annocoin.progress import track
@@ -244,8 +244,8 @@ def _note_unlisted(by_image: dict[Path, list[_Row]], root: Path) -> None:
     if unlisted:
         example = printable(unlisted[0].name)
         print(
-            f"note: {root}: {len(unlisted)} of the images have no line in labels.csv and are "
-            f"ignored, such as {example}; 'NAME,' marks an image without classes",
+            f"note: {root}: {plural(len(unlisted), 'image')} without a line in labels.csv, such as "
+            f"{example}: ignored; 'NAME,' marks an image without classes",
             file=sys.stderr,
         )
 
