@@ -18,7 +18,7 @@ from annocoin.conditional.samples import Samples
 from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.errors import InputError
 from annocoin.regions.region_set import RegionSet
-from annocoin.report import page
+from annocoin.report import page, plots
 from annocoin.report.by_round import choose_images
 from annocoin.report.charts import Chart, Series, averaged, ticks
 from annocoin.report.comparison import write_comparison
@@ -182,6 +182,18 @@ def test_figures_for_a_paper(run: tuple[Path, Any], tmp_path: Path) -> None:
         assert path.read_bytes().startswith(start)
     with pytest.raises(InputError, match="a file"):
         write_figures(run[0], written[0])
+
+
+def test_the_objective_is_drawn_after_each_training(run: tuple[Path, Any]) -> None:
+    chart, *_ = plots.objective_charts(read_run(run[0]))
+    assert chart.categories == ["1, Pr_p", "1, Pr_c"]
+    drawn = {series.name: list(series.y) for series in chart.series}
+    assert drawn == {
+        "DISC": [1.25, 0.75],
+        "DIV(Pr_p, Pr_c)": [2.0, 1.5],
+        "DIV(Pr_c, Pr_c)": [1.0, 1.0],
+        "DIV(Pr_p, Pr_p)": [0.5, 0.5],
+    }
 
 
 def test_comparisons_name_what_differs(tmp_path: Path) -> None:

@@ -112,18 +112,21 @@ def write_run(
     weak = weak_dataset(labelled, "image")
     ids = [str(image.image_id) for image in weak]
     figures = {f"map@{t}": 0.5 for t in ("0.25", "0.5", "0.7", "0.75")} | {"true_instances": 2.0}
+    terms = {"round": 1, "div_pc": 2.0, "div_cc": 1.0, "div_pp": 0.5, "disc": 1.25}
     stages: dict[str, dict[str, Any]] = {
         "classifier": {"tag_map": 0.3},
         "round 1, samples": figures if measured else {},
         "round 1, prediction": {},
+        "round 1, dissimilarity after prediction": terms,
         "round 1, conditional": {},
+        "round 1, dissimilarity after conditional": {**terms, "div_pc": 1.5, "disc": 0.75},
         "final samples": figures if measured else {},
         "final prediction": {},
     }
     steps = {
         "classifier": {"loss": 0.7, "loss_tags": 0.7},
         "round 1, prediction": {"loss": 3.0, "loss_mask": 2.0, "class_entropy": -0.2},
-        "round 1, conditional": {"loss": 3.0, "cross_diversity": 4.0, "self_diversity": 1.0},
+        "round 1, conditional": {"loss": 3.0},
         "final prediction": {"loss": 2.0, "loss_mask": 1.0, "class_entropy": -0.1},
     }
     architecture = PredictionArchitecture(

@@ -21,6 +21,15 @@ NETWORKS = {
     "prediction": "Prediction network",
 }
 
+NETWORK_SYMBOLS = {"prediction": "Pr_p", "conditional": "Pr_c"}
+DISSIMILARITY_TERMS = {
+    "disc": "DISC",
+    "div_pc": "DIV(Pr_p, Pr_c)",
+    "div_cc": "DIV(Pr_c, Pr_c)",
+    "div_pp": "DIV(Pr_p, Pr_p)",
+}
+"""The figures of `annocoin.engine.dissimilarity`."""
+
 
 def evaluation_charts(data: RunData) -> list[Chart]:
     """AP of every class, and curves of precision over recall; none without an evaluation."""
@@ -104,26 +113,25 @@ def _equals_loss(line: dict[str, float], key: str) -> bool:
 
 
 def objective_charts(data: RunData) -> list[Chart]:
-    """The dissimilarity coefficient's terms by round, where the metrics have them."""
-    rows = []
+    """DISC and its three terms after every training of a round, and the entropy of Pr_p."""
     gamma = float(data.config["gamma"])
-    for stage, lines in data.metrics.items():
-        if stage.startswith("round") and stage.endswith("conditional"):
-            last = lines[-max(1, len(lines) // 4) :]
-            cross = float(np.mean([line["cross_diversity"] for line in last]))
-            own = float(np.mean([line["self_diversity"] for line in last]))
-            rows.append((_round_name(stage), cross, own))
+    measured = {name: figures for name, figures in data.figures.items() if "disc" in figures}
     charts = []
-    if rows:
-        names = [name for name, _, _ in rows]
+    if measured:
+        names = [
+            f"{figures['round']:g}, {NETWORK_SYMBOLS[stage.rsplit(' ', 1)[1]]}"
+            for stage, figures in measured.items()
+        ]
         values = {
-            "DIV(Pr_p, Pr_c)": [cross for _, cross, _ in rows],
-            "DIV(Pr_c, Pr_c)": [own for _, _, own in rows],
-            f"cross - {gamma:g} self": [cross - gamma * own for _, cross, own in rows],
+            title: [figures[key] for figures in measured.values()]
+            for key, title in DISSIMILARITY_TERMS.items()
         }
-        note = "Means over the last quarter of each training of the conditional network."
-        charts.append(_by_round("disc", "Dissimilarity coefficient, conditional network",
-                                "loss per image", names, values, note))  # fmt: skip
+        note = (
+            "Instances per image; after each training of the prediction and of the conditional "
+            "network in a round. Each minimises DISC with the other fixed."
+        )
+        title = "Dissimilarity coefficient (DISC)"
+        charts.append(_by_round("disc", title, "DISC", names, values, note))
     entropies: dict[str, list[float]] = {}
     stages = [s for s, lines in data.metrics.items() if lines and "class_entropy" in lines[0]]
     for stage in stages:
