@@ -9,13 +9,14 @@ import typer
 
 from annocoin import __version__
 from annocoin.cli import datasets, runs
+from annocoin.cli.benchmarks import benchmark_command
 from annocoin.cli.stages import classifier_command, regions_app, seeds_app
 from annocoin.errors import InputError, one_line, printable
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, the convention of shells."""
 
-RESUMABLE = ("demo", "train", "label", "classifier", "regions", "seeds")
+RESUMABLE = ("demo", "train", "benchmark", "label", "classifier", "regions", "seeds")
 """Commands that keep what is done."""
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.command("predict")(runs.predict_command)
 app.command("export")(runs.export_network_command)
 app.command("report")(runs.report_command)
 app.command("verify")(runs.verify_command)
+app.command("benchmark")(benchmark_command)
 app.command("evaluate")(datasets.evaluate_command)
 app.command("convert")(datasets.convert_command)
 app.command("show")(datasets.show_command)
