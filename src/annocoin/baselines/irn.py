@@ -12,8 +12,7 @@ instead of SGD with a polynomial one. The constants that are not about size or t
 the authors' code.
 
     net = IrnNetwork.from_classifier(classifier)
-    mapper = ClassMapper(classifier, sizes, mirror=True, dense=True)
-    maps = mapper(pixels)[annotation.distinct_labels - 1]  # per image, [J, h, w]
+    maps = maps_of_seeds(seeds, annotation)  # per image; or those of a `ClassMapper`
     labels[image_id] = confident_labels(pixels, maps, annotation, options)  # per image
     train_irn(net, images, labels, options, seed=seed, trainer=trainer)
     instances = irn_instances(net, pixels, maps, annotation, options)  # per image
@@ -47,6 +46,7 @@ from annocoin.engine.randomness import generator_at
 from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.masks import Size
+from annocoin.seeds.seed_set import Seeds
 from annocoin.types import Annotation, ImageId, Instances
 
 NAME = "inter-pixel relations"
@@ -115,6 +115,12 @@ class IrnOptions:
         if not 0 < self.scale_range[0] <= self.scale_range[1]:
             raise InputError(f"scale_range {self.scale_range}; expected two positive factors")
         check_choice("precision", self.precision, get_args(Precision))
+
+
+def maps_of_seeds(seeds: Seeds, annotation: Annotation) -> Tensor:
+    """The class maps of the J annotated classes that an image's seeds keep, logits [J, h, w]."""
+    first = [(seeds.labels == label).nonzero()[0, 0] for label in annotation.distinct_labels]
+    return seeds.maps[torch.tensor(first, dtype=torch.int64)]
 
 
 def relative_maps(maps: Tensor, size: Size) -> Tensor:

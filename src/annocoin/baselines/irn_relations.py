@@ -167,10 +167,23 @@ def find_centroids(displacement: Tensor, iterations: int) -> Tensor:
     axes = [torch.arange(n, device=displacement.device) for n in (height, width)]
     points = torch.stack(torch.meshgrid(*axes, indexing="ij")).to(displacement.dtype)
     for _ in range(iterations):
-        grid = (2 * points / limits.clamp(min=1) - 1).flip(0).permute(1, 2, 0)
-        moved = F.grid_sample(displacement[None], grid[None], align_corners=True)[0]
-        points = torch.minimum((points + moved).clamp(min=0), limits)
+        points = torch.minimum((points + _interpolate(displacement, points)).clamp(min=0), limits)
     return points
+
+
+def _interpolate(field: Tensor, points: Tensor) -> Tensor:
+    """The bilinear interpolation of a field [C, h, w] at points [2, ...], exact at pixels.
+
+    `grid_sample` is not: its rounding errors would grow with every iteration.
+    """
+    height, width = field.shape[1:]
+    low = points.floor()
+    down, right = points - low
+    top, left = low.long()
+    bottom, end = (top + 1).clamp(max=height - 1), (left + 1).clamp(max=width - 1)
+    upper = (1 - right) * field[:, top, left] + right * field[:, top, end]
+    lower = (1 - right) * field[:, bottom, left] + right * field[:, bottom, end]
+    return (1 - down) * upper + down * lower
 
 
 def cluster_centroids(centroids: Tensor, displacement: Tensor, max_displacement: float) -> Tensor:
