@@ -128,7 +128,7 @@ def relative_maps(maps: Tensor, size: Size) -> Tensor:
 
     A map without positive values is 0.
     """
-    resized = F.interpolate(maps.float()[None], size, mode="bilinear")[0].clamp(min=0)
+    resized = F.interpolate(maps.float()[:, None], size, mode="bilinear")[:, 0].clamp(min=0)
     return resized / resized.amax(dim=(1, 2), keepdim=True).clamp(min=1e-5)
 
 
