@@ -174,17 +174,19 @@ def _pseudo_labels(
     needed = needs.classifier or (needs.seeds and precomputed.seeds is None)
     if needed and classifier is None:
         raise InputError(f"{run.path}: was trained with given seeds; pass --classifier FILE")
-    predictions, own = _labelling_networks(run), run.network(config.method)
+    predictions = _labelling_networks(run)
+    own = run.network(config.method) or run.network("prediction")
     digests = [path and file_digest(path) for path in (*predictions, conditional, own)]
     content: list[Any] = [METHOD_VERSION, dataset.digest(), *precomputed.digests(), *digests]
     content += [config.to_json(), classifier and file_digest(classifier)]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
     folder = run.path / LABELLING / key
     regions, seeds = precomputed.regions, precomputed.seeds
-    if regions is None:
+    if regions is None and needs.regions:
         regions = make_regions(dataset, folder / "regions", config.regions, execution)
     if seeds is None and needs.seeds:
         assert classifier is not None
+        assert regions is not None
         seeds = make_seeds(
             dataset,
             regions,
@@ -196,6 +198,7 @@ def _pseudo_labels(
     if config.method in PEERS:
         inputs = PeerInputs(config, regions, seeds, classifier, own, execution.device)
         return label_images(dataset, inputs, folder / "labels", execution)
+    assert regions is not None
     assert seeds is not None
     if conditional is None:
         return retrieve_labels(

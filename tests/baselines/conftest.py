@@ -18,8 +18,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="session")
 def larger_world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Sixteen such images, to train networks on."""
-    return make_world(tmp_path_factory.mktemp("discs"), 16)
+    """Twelve such images, to train networks on."""
+    return make_world(tmp_path_factory.mktemp("discs"), 12)
 
 
 @pytest.fixture(scope="session")

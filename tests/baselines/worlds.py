@@ -35,7 +35,7 @@ from annocoin.seeds.seed_set import SeedFolder, Seeds, write_seeds
 from annocoin.types import Annotation, ImageId, Instances, WeakLabel
 
 SIDE, CELL = 64, 4
-SMALL = {"classifier.size": "64", "baseline.steps": "40", "baseline.batch_size": "4"}
+SMALL = {"classifier.size": "64", "baseline.steps": "40", "baseline.batch_size": "2"}
 CLASSES = ("red", "blue")
 COLOURS = ((200, 60, 50), (50, 80, 200))
 

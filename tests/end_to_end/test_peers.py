@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,42 @@ def test_the_supervision_of_a_peer_is_the_default(
     assert "supervision box" in outcome.out
     assert "GrabCut in boxes" in outcome.out
     assert "seeds" not in outcome.out
+
+
+def test_a_peer_that_trains_the_prediction_network_on_boxes(scenes: Path, tmp_path: Path) -> None:
+    truth = load_evaluation(scenes, split="train")
+    run = train(scenes, tmp_path / "run", "box", method="bbtp", truth=truth, report=False)
+    assert stages_of(run.path) == ["dataset", "bbtp targets", "prediction", "bbtp labels"]
+    assert run.config.prediction.losses.masks == "projection"
+    assert verify_run(run.path) == []
+    weak = load_weak(scenes, "box", split="train")
+    labelled = api.label(run, weak, jobs=1)
+    folder = read_run(run.path).labels["bbtp"]
+    for image, given in zip(labelled, weak, strict=True):
+        instances = image.annotation.instances()
+        assert instances.masks == folder[image.image_id].consensus_instances().masks
+        assert instances.labels.tolist() == given.annotation.labels.tolist()
+
+
+def test_a_peer_with_a_network_of_its_own(
+    runs: dict[str, Path], scenes: Path, tmp_path: Path
+) -> None:
+    """OCIS: it needs counts, and the classifier, whose seeds it replaces by its own."""
+    given = replace(precomputed_of(runs["image"]), seeds=None)
+    options: dict[str, Any] = dict(method="ocis", precomputed=given, report=False)
+    changes = {"baseline.steps": "3", "baseline.batch_size": "2"}
+    run = train(scenes, tmp_path / "run", "count", changes=changes, **options)
+    stages = ["dataset", "classifier", "regions", "ocis network", "ocis labels", "prediction"]
+    assert stages_of(run.path) == stages
+    assert [line["step"] for line in metrics(run.path) if line["stage"] == "ocis network"] == [
+        1,
+        2,
+        3,
+    ]
+    assert (run.path / "ocis.safetensors").is_file()
+    weak = load_weak(scenes, "count", split="train")
+    labelled = api.label(run, weak, precomputed=given, jobs=1)
+    folder = read_run(run.path).labels["ocis"]
+    for image in labelled:
+        masks = image.annotation.instances().masks
+        assert masks == folder[image.image_id].consensus_instances().masks

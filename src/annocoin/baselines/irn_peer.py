@@ -1,4 +1,4 @@
-"""IRN as a peer: class maps and confident pixels of all images, training, and labels of a run.
+"""IRN as a peer: confident pixels by the class maps of the seeds, training, and labels of a run.
 
 See `annocoin.baselines.irn` for the method and what is simplified.
 """
@@ -11,7 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from annocoin.baselines.irn import IrnOptions, confident_labels, irn_instances, train_irn
+from annocoin.baselines.irn import (
+    IrnOptions,
+    confident_labels,
+    irn_instances,
+    maps_of_seeds,
+    train_irn,
+)
 from annocoin.baselines.irn_network import IrnNetwork, read_irn, write_irn
 from annocoin.baselines.peer import Peer, PeerInputs
 from annocoin.data.dataset import WeakDataset, WeakImage
@@ -19,34 +25,22 @@ from annocoin.engine.config import Config
 from annocoin.engine.randomness import seed_of, seeded
 from annocoin.engine.trainer import Trainer
 from annocoin.progress import track
-from annocoin.seeds.class_maps import ClassMapper
 from annocoin.seeds.classifier import read_classifier
 from annocoin.types import ImageId, Instances
 
-SCALES = (0.5, 1.0, 1.5, 2.0)
-"""Of the inputs for the class maps, relative to the classifier's training, as published."""
-
-
-class AnnotatedMaps:
-    """Class maps of an image's annotated classes, over scales and mirrored."""
-
-    def __init__(self, inputs: PeerInputs) -> None:
-        classifier = read_classifier(inputs.given_classifier()).to(inputs.device)
-        sizes = [max(32, round(scale * classifier.architecture.size)) for scale in SCALES]
-        bfloat16 = inputs.config.classifier.precision == "bf16"
-        self.mapper = ClassMapper(classifier, sizes, mirror=True, dense=True, bfloat16=bfloat16)
-
-    def __call__(self, image: WeakImage) -> Tensor:
-        """Logits [J, h, w] of the classes `image.annotation.distinct_labels`."""
-        labels = image.annotation.distinct_labels
-        return self.mapper(image.pixels())[[label - 1 for label in labels]]
+RADIUS, WALK_RADIUS, MIN_RADIUS = 10 / 512, 5 / 512, 3
+"""Of pairs and of the random walk, in cells per pixel of the image's longer side, as published for
+sides of 512 pixels; and the least of both, in cells."""
 
 
 def irn_options(config: Config, images: int = 1) -> IrnOptions:
     """Options of IRN for a run; the steps of `config.baseline` as passes over `images`."""
     training = config.baseline
+    size = training.size or config.classifier.size
     return IrnOptions(
-        size=training.size or config.classifier.size,
+        size=size,
+        radius=max(MIN_RADIUS, round(RADIUS * size)),
+        walk_radius=max(MIN_RADIUS, round(WALK_RADIUS * size)),
         epochs=max(1, math.ceil(training.steps * training.batch_size / images)),
         batch_size=training.batch_size,
         lr=training.lr,
@@ -59,12 +53,13 @@ def train_relations(
     images: WeakDataset, inputs: PeerInputs, out: Path, *, seed: int, trainer: Trainer
 ) -> None:
     """Train IRN's network on the confident pixels of all images, and write it."""
-    options, maps = irn_options(inputs.config, len(images)), AnnotatedMaps(inputs)
+    options = irn_options(inputs.config, len(images))
     labels: dict[ImageId, Tensor] = {}
     for image in track(images, "confident pixels"):
         with trainer.problems.caught(image.image_id):
-            pixels, annotation = image.pixels(), image.annotation
-            confident = confident_labels(pixels, maps(image), annotation, options)
+            annotation, (_, seeds) = image.annotation, inputs.of(image)
+            maps = maps_of_seeds(seeds, annotation)
+            confident = confident_labels(image.pixels(), maps, annotation, options)
             labels[image.image_id] = confident.to(torch.int8)
     with seeded(seed_of(seed, "irn weights")):
         net = IrnNetwork.from_classifier(read_classifier(inputs.given_classifier()))
@@ -78,11 +73,11 @@ class RelationLabeller:
     """The instances that IRN separates in the class maps of an image."""
 
     def __init__(self, inputs: PeerInputs) -> None:
-        self.maps, self.options = AnnotatedMaps(inputs), irn_options(inputs.config)
+        self.inputs, self.options = inputs, irn_options(inputs.config)
         self.net = read_irn(inputs.given_network()).to(inputs.device)
 
     def __call__(self, image: WeakImage) -> Instances:
-        maps = self.maps(image)
+        maps = maps_of_seeds(self.inputs.of(image)[1], image.annotation)
         return irn_instances(self.net, image.pixels(), maps, image.annotation, self.options)
 
 

@@ -107,16 +107,17 @@ def cascade_losses(
     for number, logits in enumerate(refined, start=1):
         targets, weights = refinement_targets(scores, iou, labels)
         loss = F.cross_entropy(logits, targets, reduction="none")
-        losses[f"loss_refinement{number}"] = (weights * loss).mean()
+        losses[f"loss_refinement{number}"] = (weights * loss).sum()
         scores = logits.detach().softmax(dim=1)[:, 1:]
     return losses
 
 
 def refinement_targets(scores: Tensor, iou: Tensor, labels: list[int]) -> tuple[Tensor, Tensor]:
-    """Classes of regions, 0 for the background, and their weights, both [P].
+    """Classes of regions, 0 for the background, and their weights, which sum to 1, both [P].
 
     The region of the highest score of each class, and those that overlap it, are of that class; the
-    weight of a region is the score of the best region that it overlaps most.
+    weight of a region is the score of the best region that it overlaps most. Objects and background
+    have the same weight in all: most regions are background.
     """
     closest = iou.new_zeros(len(iou))
     targets = torch.zeros(len(iou), dtype=torch.int64, device=iou.device)
@@ -128,7 +129,9 @@ def refinement_targets(scores: Tensor, iou: Tensor, labels: list[int]) -> tuple[
         targets = torch.where(nearer & (iou[best] < POSITIVE_IOU), 0, targets)
         weights = torch.where(nearer, scores[best, label - 1], weights)
         closest = torch.maximum(closest, iou[best])
-    weights = torch.where(closest > 0, weights, weights.max())
+    weights = torch.where(closest > 0, weights, weights.max()).clamp(min=1e-6)
+    for part in (targets > 0, targets == 0):
+        weights = torch.where(part, 0.5 * weights / (weights * part).sum().clamp(min=1e-6), weights)
     return targets, weights
 
 

@@ -82,7 +82,8 @@ def highest_peaks(maps: Tensor, counts: Tensor) -> Tensor:
     peaks = find_peaks(maps)
     values = torch.where(peaks, maps, -torch.inf).flatten(2)
     order = values.argsort(dim=2, descending=True)
-    rank = torch.empty_like(order).scatter_(2, order, torch.arange(order.shape[2]).expand_as(order))
+    places = torch.arange(order.shape[2], device=order.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(2, order, places)
     wanted = torch.where(counts == UNKNOWN, 1, counts)[..., None]
     return ((rank < wanted) & values.isfinite()).view(maps.shape).to(maps.dtype)
 
@@ -123,7 +124,7 @@ class DensityLabeller:
         self.seeder = Seeder(net, options, device=inputs.device)
 
     def __call__(self, image: WeakImage) -> Instances:
-        regions = self.inputs.regions[image.image_id]
+        regions = self.inputs.regions_of(image)
         seeds = self.seeder(image.pixels(), image.annotation)
         if len(seeds) == 0 or len(regions) == 0:
             return Instances(size=regions.size, masks=[], labels=[])

@@ -34,15 +34,14 @@ class PeerInputs:
 
     Args:
         config: of the run.
-        regions: of the images.
-        seeds: of the images; None if the method needs none.
+        regions, seeds: of the images; None if the method needs none.
         classifier: the file of the image classifier; None if the run has none.
         network: the file of the network that `Peer.train` wrote; None before that.
         device: of the networks.
     """
 
     config: Config
-    regions: RegionFolder
+    regions: RegionFolder | None = None
     seeds: SeedFolder | None = None
     classifier: Path | None = None
     network: Path | None = None
@@ -51,7 +50,12 @@ class PeerInputs:
     def of(self, image: WeakImage) -> tuple[RegionSet, Seeds]:
         """The regions and seeds of an image."""
         assert self.seeds is not None, "the method declares that it needs no seeds"
-        return self.regions[image.image_id], self.seeds[image.image_id]
+        return self.regions_of(image), self.seeds[image.image_id]
+
+    def regions_of(self, image: WeakImage) -> RegionSet:
+        """The regions of an image."""
+        assert self.regions is not None, "the method declares that it needs no regions"
+        return self.regions[image.image_id]
 
     def given_classifier(self) -> Path:
         """The file of the classifier."""
@@ -134,7 +138,10 @@ class Peer:
     Args:
         labeller: makes a process's labeller.
         train: trains the network that the labeller needs; None without one.
+        targets: makes what the prediction network is trained on, if that is not the labels: the
+            labels are then made with the trained prediction network as `PeerInputs.network`.
     """
 
     labeller: Callable[[PeerInputs], Labeller]
     train: TrainNetwork | None = None
+    targets: Callable[[PeerInputs], Labeller] | None = None

@@ -52,7 +52,7 @@ class BoxLabeller:
         boxed = annotation.only("box")
         masks = np.zeros((len(boxed), *annotation.size), dtype=bool)
         confidence = np.zeros(len(boxed))
-        pixels, regions = image.pixels(), self.inputs.regions[image.image_id]
+        pixels, regions = image.pixels(), self.inputs.regions_of(image)
         for i, label in enumerate(boxed):
             assert label.box is not None
             generator = np.random.default_rng(seed_of(0, "sdi", str(image.image_id), i))

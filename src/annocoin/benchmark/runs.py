@@ -135,9 +135,12 @@ class SharedArtefacts:
         needs, tags = METHODS[row.method], self.source.weak("image")
         if row.supervision == "mask":
             return Precomputed(classifier=self._classifier(config) if _starts(config) else None)
-        regions = make_regions(tags, self.folder / "regions", config.regions, self.execution)
-        seeds = self._seeds(row, config, regions) if needs.seeds else None
-        return Precomputed(regions, seeds, self._classifier(config))
+        regions, seeds = None, None
+        if needs.regions:
+            regions = make_regions(tags, self.folder / "regions", config.regions, self.execution)
+            seeds = self._seeds(row, config, regions) if needs.seeds else None
+        needed = seeds is not None or needs.classifier or _starts(config)
+        return Precomputed(regions, seeds, self._classifier(config) if needed else None)
 
     def _classifier(self, config: Config) -> Path:
         folder = self.folder / "classifier"

@@ -102,8 +102,7 @@ def charts(benchmark: str, rows: Sequence[Row], content: Mapping[str, Any]) -> l
             for row in done
         ]
         return [Chart(benchmark, TITLES[benchmark], "", "AP at IoU 0.5 (%)", bars, "bars", classes)]
-    names = [row.title + (f", {WEAK_LABELS[row.supervision]}" if benchmark == "comparison" else "")
-             for row in done]  # fmt: skip
+    names = [row.name for row in done]
     bars = [
         Series(
             f"IoU {threshold}",

@@ -37,6 +37,7 @@ METHODS = {
     "wise": "image",
     "irn": "image",
     "sdi": "box",
+    "bbtp": "box",
 }
 """With the supervision that each usually has."""
 

@@ -375,8 +375,11 @@ class Config:
         check_choice("method", method, METHODS)
         if method == ANNOCOIN:
             return self
-        seeds = replace(self.seeds, responses="peaks") if METHODS[method].peaks else self.seeds
-        return replace(self.without_rounds(), method=method, seeds=seeds)
+        config, seeds = self.without_rounds(), METHODS[method].seed_options(self.seeds)
+        if METHODS[method].projection:
+            losses = replace(self.prediction.losses, masks="projection", pointwise=True)
+            config = replace(config, prediction=replace(config.prediction, losses=losses))
+        return replace(config, method=method, seeds=seeds)
 
     def in_bfloat16(self) -> Config:
         """The same with bfloat16 in every stage that has a precision of its own."""

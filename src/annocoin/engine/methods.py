@@ -5,12 +5,16 @@ What each needs, for checks and plans; the peers themselves are in `annocoin.bas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from annocoin.data.dataset import Supervision
 from annocoin.errors import InputError, check_positive, check_range
+from annocoin.seeds.seeder import SeedOptions
 
 ANNOCOIN, FULL = "annocoin", "full"
+
+MAP_SCALES = (0.5, 1.0, 1.5, 2.0)
+"""Of class maps over several scales, where the preset has none (those of IRN)."""
 
 
 @dataclass(frozen=True)
@@ -21,19 +25,34 @@ class Method:
         title: with authors and year.
         supervision: the weak labels that it takes, the usual ones first.
         labels: how it makes the labels of the prediction network; empty if it trains without.
-        seeds: whether it needs the seeds of the images.
-        peaks: whether those must be peak response maps, see `SeedOptions.responses`.
+        regions, seeds: whether it needs those of the images.
+        peaks: whether seeds must be peak response maps, see `SeedOptions.responses`.
+        maps: whether it needs only their class maps, over several scales.
         classifier: whether it needs the image classifier itself.
         network: whether it trains a network of its own before it labels.
+        projection: whether the prediction network is trained by projections of masks, see
+            `LossOptions.masks`.
     """
 
     title: str
     supervision: tuple[Supervision, ...]
     labels: str = ""
+    regions: bool = True
     seeds: bool = True
     peaks: bool = False
+    maps: bool = False
     classifier: bool = False
     network: bool = False
+    projection: bool = False
+
+    def seed_options(self, options: SeedOptions) -> SeedOptions:
+        """The options with the kind of seeds that it needs."""
+        if self.peaks:
+            return replace(options, responses="peaks")
+        if self.maps:
+            scales = options.map_scales or MAP_SCALES
+            return replace(options, responses="maps", map_scales=scales)
+        return options
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ class BaselineTraining:
 
 METHODS = {
     ANNOCOIN: Method("AnnoCoIn (Arun 2020)", ("image", "box", "point", "mixed", "mask")),
-    FULL: Method("Mask R-CNN (He 2017)", ("mask",), seeds=False),
+    FULL: Method("Mask R-CNN (He 2017)", ("mask",), regions=False, seeds=False),
     "prm": Method(
         "PRM (Zhou 2018)", ("image",), "regions by the response of each peak", peaks=True
     ),
@@ -98,7 +117,7 @@ METHODS = {
         "IRN (Ahn 2019)",
         ("image",),
         "class maps, separated by centroids and spread up to boundaries",
-        seeds=False,
+        maps=True,
         classifier=True,
         network=True,
     ),
@@ -107,5 +126,13 @@ METHODS = {
         ("box",),
         "GrabCut in boxes, in agreement with regions",
         seeds=False,
+    ),
+    "bbtp": Method(
+        "BBTP (Hsu 2019)",
+        ("box",),
+        "masks of the trained network in the boxes",
+        regions=False,
+        seeds=False,
+        projection=True,
     ),
 }

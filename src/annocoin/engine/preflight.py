@@ -152,7 +152,7 @@ def stage_images(
     used = 0 if dataset.fully_masked else len(rounds.used)
     return StageImages(
         classifier=tagged if trains_classifier(config, dataset, precomputed) else 0,
-        regions=used if precomputed.regions is None else 0,
+        regions=used if precomputed.regions is None and METHODS[config.method].regions else 0,
         seeds=used if precomputed.seeds is None and METHODS[config.method].seeds else 0,
         prepared=used if config.rounds else 0,
         rounds=tuple(len(rounds.of_round(i + 1)) for i in range(config.rounds + 1)),
@@ -192,13 +192,13 @@ def plan(
         add("prediction", single)
         return lines
     used = len(RoundImages(dataset, config).used)
-    if precomputed.regions is None:
+    if precomputed.regions is None and METHODS[config.method].regions:
         add("regions", f"of {used} images")
     if precomputed.seeds is None and METHODS[config.method].seeds:
         add("seeds", f"of {used} images")
     if config.rounds == 0:
         for title, work in _own_stages(config, used):
-            add(title, work)
+            add(title, work, f"{config.method} {title}")
         add("prediction", single)
         return lines
     conditional, trunk = config.conditional.training, config.conditional.architecture.trunk
@@ -301,7 +301,7 @@ def _own_stages(config: Config, images: int) -> list[tuple[str, str]]:
     lines = []
     if method.network:
         steps = f"{training.steps} steps of {training.batch_size} images"
-        lines.append((config.method, f"network of its own: {steps}"))
+        lines.append(("network", f"of {config.method}: {steps}"))
     labels = method.labels or "regions retrieved for the seeds"
     return [*lines, ("labels", f"{labels}, of {images} images")]
 

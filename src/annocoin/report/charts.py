@@ -113,7 +113,7 @@ class Chart:
         title = _text(self.title, 12, 18, "start", "title")
         shades = [f".s{i}{{--shade:{shade}}}" for i, shade in enumerate(OKABE_ITO)]
         style = Markup("<style>{}</style>").format(Markup(FILE_STYLE + "".join(shades)))
-        placed = Markup(inner.replace("<svg ", f'<svg y="{top}" height="{height:g}" ', 1))
+        placed = Markup(str(inner).replace("<svg ", f'<svg y="{top}" height="{height:g}" ', 1))
         return str(opening + style + title + Markup("").join(rows) + placed + Markup("</svg>"))
 
     def save(self, folder: Path) -> list[Path]:
