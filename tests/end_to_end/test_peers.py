@@ -150,11 +150,8 @@ def test_a_peer_with_a_network_of_its_own(
     run = train(scenes, tmp_path / "run", "count", changes=changes, **options)
     stages = ["dataset", "classifier", "regions", "ocis network", "ocis labels", "prediction"]
     assert stages_of(run.path) == stages
-    assert [line["step"] for line in metrics(run.path) if line["stage"] == "ocis network"] == [
-        1,
-        2,
-        3,
-    ]
+    steps = [line["step"] for line in metrics(run.path) if line["stage"] == "ocis network"]
+    assert steps == [1, 2, 3]
     assert (run.path / "ocis.safetensors").is_file()
     weak = load_weak(scenes, "count", split="train")
     labelled = api.label(run, weak, precomputed=given, jobs=1)
