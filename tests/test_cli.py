@@ -93,7 +93,8 @@ def test_help_lists_every_command(annocoin: Run, arguments: list[str]) -> None:
     outcome = annocoin(*arguments)
     assert outcome.code == 0
     for command in ("demo", "check", "train", "label", "predict", "export", "report", "evaluate",
-                    "convert", "show", "synth", "classifier", "regions", "seeds"):  # fmt: skip
+                    "benchmark", "convert", "show", "synth", "classifier", "regions",
+                    "seeds"):  # fmt: skip
         assert f"  {command}  " in outcome.out
     assert "..." not in outcome.out.split("Commands:")[1]  # no summary is cut
 
@@ -165,11 +166,13 @@ assert not hasattr(annocoin, "nonsense")
 
 
 def test_constants_of_options_are_those_of_the_package() -> None:
+    from annocoin.benchmark.rows import Benchmark
     from annocoin.data.conversion import Format
     from annocoin.data.dataset import Supervision
     from annocoin.data.loading import DatasetKind
     from annocoin.demo import IMAGES
     from annocoin.engine.distribution import AUTO, PRECISIONS
+    from annocoin.engine.methods import METHODS
     from annocoin.engine.presets import PRESETS
     from annocoin.evaluation.evaluator import PROTOCOLS, THRESHOLDS
     from annocoin.prediction.export import ExportFormat
@@ -180,6 +183,8 @@ def test_constants_of_options_are_those_of_the_package() -> None:
 
     expected = {
         "SUPERVISION": get_args(Supervision),
+        "METHODS": {name: method.supervision[0] for name, method in METHODS.items()},
+        "BENCHMARKS": get_args(Benchmark),
         "DATASET_KINDS": get_args(DatasetKind),
         "FORMATS": get_args(Format),
         "EXPORT_FORMATS": get_args(ExportFormat),
@@ -194,6 +199,7 @@ def test_constants_of_options_are_those_of_the_package() -> None:
         "GALLERY_IMAGES": MAX_IMAGES,
     }
     assert {name: getattr(options, name) for name in expected} == expected
+    assert list(options.METHODS) == list(METHODS)
     assert list(options.PRESETS) == list(PRESETS)
     assert set(options.GPU_PRESETS) < set(PRESETS)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from annocoin import files
+from annocoin.baselines.peer import PeerInputs
+from annocoin.baselines.runs import PEERS, label_images, stages_of
 from annocoin.data.dataset import (
     EvaluationDataset,
     LabelledImage,
@@ -22,6 +24,7 @@ from annocoin.engine.distribution import AUTO, ProcessGroup, open_device, single
 from annocoin.engine.image_stages import Execution, make_regions, make_seeds
 from annocoin.engine.label_quality import Measurement
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
+from annocoin.engine.methods import ANNOCOIN, METHODS
 from annocoin.engine.preflight import Precomputed
 from annocoin.engine.presets import configure
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, TableFolder
@@ -50,6 +53,7 @@ def train(
     out: str | Path,
     preset: str = "voc-r50",
     *,
+    method: str = ANNOCOIN,
     rounds: int | None = None,
     seed: int | None = None,
     changes: Mapping[str, str] | None = None,
@@ -72,6 +76,7 @@ def train(
             trained on the masks (full supervision).
         out: the run's directory.
         preset: "synthetic", "voc-cpu", "voc-cpu-r50", "voc-r50", "voc-r101" or "voc-r50-literal".
+        method: "annocoin", or a peer to compare with, see `annocoin.engine.methods.METHODS`.
         rounds: alternating rounds; 0 trains once on the retrieved seeds.
         seed: random seed.
         changes: values at dotted names of the configuration, see `annocoin.engine.config.Config`.
@@ -89,7 +94,9 @@ def train(
         report: write the page `report.html`.
     """
     problems = problems or Problems()
-    config = configure(preset, dataset.classes, changes, rounds=rounds, seed=seed, weights=weights)
+    config = configure(
+        preset, dataset.classes, changes, rounds=rounds, seed=seed, weights=weights, method=method
+    )
     group = group or single_process(str(open_device(device)))
     with group.watched():
         train_run(
@@ -102,6 +109,7 @@ def train(
             measurement=None if truth is None else label_measurement(truth, dataset, problems),
             execution=Execution(group, jobs, problems),
             log=log,
+            method=stages_of(method),
         )
         if group.is_main:
             images = dataset if more_images is None else concatenate(dataset, more_images)
@@ -124,7 +132,8 @@ def label(
     """Masks for weak labels, with a confidence each; every label gets a mask of its own.
 
     Intermediate results are kept in the run's directory: the same call resumes after an
-    interruption. A run without rounds gives the regions that it retrieves for the seeds.
+    interruption. A run without rounds gives the regions that it retrieves for the seeds, a run of a
+    peer the peer's labels.
 
     Returns:
         The images with masks instead of their labels, for `write_dataset`.
@@ -161,20 +170,24 @@ def _pseudo_labels(
             f"{run.path}: was trained on masks, it cannot label; `annocoin predict` finds masks "
             "without labels"
         )
+    needs = METHODS[config.method]
     classifier = precomputed.classifier or run.network("classifier")
-    if precomputed.seeds is None and classifier is None:
+    needed = needs.classifier or (needs.seeds and precomputed.seeds is None)
+    if needed and classifier is None:
         raise InputError(f"{run.path}: was trained with given seeds; pass --classifier FILE")
     predictions = _labelling_networks(run)
-    digests = [path and file_digest(path) for path in (*predictions, conditional)]
+    own = run.network(config.method) or run.network("prediction")
+    digests = [path and file_digest(path) for path in (*predictions, conditional, own)]
     content: list[Any] = [METHOD_VERSION, dataset.digest(), *precomputed.digests(), *digests]
     content += [config.to_json(), classifier and file_digest(classifier)]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
     folder = run.path / LABELLING / key
     regions, seeds = precomputed.regions, precomputed.seeds
-    if regions is None:
+    if regions is None and needs.regions:
         regions = make_regions(dataset, folder / "regions", config.regions, execution)
-    if seeds is None:
+    if seeds is None and needs.seeds:
         assert classifier is not None
+        assert regions is not None
         seeds = make_seeds(
             dataset,
             regions,
@@ -183,6 +196,11 @@ def _pseudo_labels(
             classifier=classifier,
             execution=execution,
         )
+    if config.method in PEERS:
+        inputs = PeerInputs(config, regions, seeds, classifier, own, execution.device)
+        return label_images(dataset, inputs, folder / "labels", execution)
+    assert regions is not None
+    assert seeds is not None
     if conditional is None:
         return retrieve_labels(
             dataset, regions, seeds, folder / "labels", config.conditional, execution

@@ -75,6 +75,23 @@ def check_positive(name: str, value: int) -> None:
         raise InputError(f"{name} {value}; expected at least 1")
 
 
+def check_range(
+    options: Any,
+    *,
+    above: tuple[str, ...] = (),
+    least: tuple[str, ...] = (),
+    fraction: tuple[str, ...] = (),
+) -> None:
+    """Raise unless fields are above 0, at least 0, or from 0 to 1."""
+    for name in (*above, *least, *fraction):
+        value = getattr(options, name)
+        if value < 0 or (value == 0 and name in above) or (value > 1 and name in fraction):
+            expected = (
+                "0 to 1" if name in fraction else "above 0" if name in above else "at least 0"
+            )
+            raise InputError(f"{name} {value}; expected {expected}")
+
+
 def one_line(error: InputError | OSError) -> str:
     """The error's message as one line."""
     if isinstance(error, OSError) and error.filename:

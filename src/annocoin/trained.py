@@ -153,7 +153,7 @@ class TrainedRun(TrainedNetwork):
         """The file of a network, None without it.
 
         Args:
-            name: "prediction", "teacher", "conditional" or "classifier".
+            name: "prediction", "teacher", "conditional", "classifier", or that of a peer.
         """
         path = self._result["networks"].get(name)
         return None if path is None else self.path / path
@@ -166,17 +166,18 @@ class TrainedRun(TrainedNetwork):
 
         folders = self._result["folders"]
         trained_on = (self._result["dataset"], self._result.get("main_dataset"))
-        if dataset.digest() not in trained_on or "seeds" not in folders:
+        if dataset.digest() not in trained_on or "regions" not in folders:
             return Precomputed()
-        regions, seeds = self.path / folders["regions"], self.path / folders["seeds"]
-        for folder in (regions, seeds):
+        paths = {name: self.path / folder for name, folder in folders.items()}
+        for folder in paths.values():
             if not folder.is_dir():
                 raise InputError(
                     f"{self.path}: was trained with {folder}, which does not exist any more; pass "
                     "--regions and --seeds"
                 )
             check_stage_files(folder)
-        return Precomputed(RegionFolder(regions), SeedFolder(seeds))
+        seeds = SeedFolder(paths["seeds"]) if "seeds" in paths else None
+        return Precomputed(RegionFolder(paths["regions"]), seeds)
 
 
 def predict(

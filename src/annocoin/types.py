@@ -42,6 +42,8 @@ class WeakLabel:
     difficult: bool = False  # VOC's flag; no protocol here treats it specially
     score: float | None = None  # of predictions and pseudo labels
     confidence: float | None = None  # of pseudo labels: agreement of the samples, in [0, 1]
+    # of a tag: number of objects of its class; not in digests of datasets without counts
+    count: int | None = field(default=None, repr=False)
     # share of the annotated box that was outside the image, and was clipped
     clipped: float = field(default=0.0, repr=False, compare=False)
 

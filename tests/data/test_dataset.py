@@ -154,7 +154,7 @@ def test_supervision_that_the_dataset_lacks_is_refused(scenes: Path, tmp_path: P
         load_weak(tmp_path / "a", "point")
     with pytest.raises(InputError, match="no masks"):
         load_evaluation(tmp_path / "a")
-    with pytest.raises(InputError, match="expected one of image, box, point, mixed"):
+    with pytest.raises(InputError, match="expected one of image, count, box, point, mixed"):
         load_weak(tmp_path / "a", "full")  # type: ignore[arg-type]
     (tmp_path / "a" / "labels.csv").write_text(
         f"image,class\n{load_weak(scenes)[0].image_id},cat\n"

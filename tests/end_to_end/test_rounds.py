@@ -11,7 +11,7 @@ import torch
 
 from annocoin import api
 from annocoin.data.loading import load_evaluation, load_weak
-from annocoin.engine import labelling, rounds
+from annocoin.engine import labelling, shared_stages
 from annocoin.engine.conditional_dataset import PreparedFolder
 from annocoin.engine.image_stages import Execution
 from annocoin.engine.pseudo_labels import TableFolder
@@ -109,7 +109,7 @@ def test_the_prediction_network_of_a_round_continues_or_starts_anew(
     monkeypatch: pytest.MonkeyPatch,
     continued: bool,
 ) -> None:
-    train_prediction = rounds.train_prediction
+    train_prediction = shared_stages.train_prediction
     before, after, spans = [], [], []
 
     def recorded(net: torch.nn.Module, *args: Any, **options: Any) -> Any:
@@ -122,7 +122,7 @@ def test_the_prediction_network_of_a_round_continues_or_starts_anew(
     def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
         return all(torch.equal(value, second[name]) for name, value in first.items())
 
-    monkeypatch.setattr(rounds, "train_prediction", recorded)
+    monkeypatch.setattr(shared_stages, "train_prediction", recorded)
     changes = {"rounds": "2", "prediction.training.continued": str(continued).lower()}
     precomputed = precomputed_of(runs["image"])
     run = train(scenes, tmp_path / "run", changes=changes, precomputed=precomputed)

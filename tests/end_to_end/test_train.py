@@ -15,7 +15,7 @@ import torch
 from annocoin import api, files
 from annocoin.data.dataset import EvaluationDataset, weak_dataset
 from annocoin.data.loading import load_evaluation, load_weak
-from annocoin.engine import conditional_dataset, rounds
+from annocoin.engine import conditional_dataset, shared_stages
 from annocoin.engine.config import Config
 from annocoin.engine.preflight import Precomputed
 from annocoin.errors import InputError, Problems
@@ -300,7 +300,7 @@ def test_an_earlier_result_stays_until_another_is_complete(
     before, lines = result(), []
     with pytest.raises(InputError, match=r"nowhere\.pth: no such file"):
         train(scenes, copied, changes={"prediction.weights": "nowhere.pth"}, seed=1)
-    write_prediction = rounds.write_prediction
+    write_prediction = shared_stages.write_prediction
 
     def killed(path: Path, *args: Any) -> None:
         if path.parent.name.startswith("final"):
@@ -308,7 +308,7 @@ def test_an_earlier_result_stays_until_another_is_complete(
         write_prediction(path, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "write_prediction", killed)
+        patch.setattr(shared_stages, "write_prediction", killed)
         with pytest.raises(KeyboardInterrupt):
             train(scenes, copied, seed=1, log=lines.append)
     assert any("holds a finished run with other options (seed 0 -> 1)" in line for line in lines)

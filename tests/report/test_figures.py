@@ -13,8 +13,8 @@ from annocoin import files
 from annocoin.conditional.samples import Samples
 from annocoin.data.dataset import LabelledImage, LabelledImages, WeakDataset, weak_dataset
 from annocoin.engine.pseudo_labels import PseudoLabels
-from annocoin.engine.rounds import PREDICTION_FILE
 from annocoin.engine.run_directory import RESULT
+from annocoin.engine.shared_stages import PREDICTION_FILE
 from annocoin.errors import InputError
 from annocoin.prediction.networks import PredictionArchitecture, build_network, write_prediction
 from annocoin.regions.boundaries import BoundaryDetector

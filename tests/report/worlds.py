@@ -20,8 +20,8 @@ from annocoin.data.dataset import (
 )
 from annocoin.engine.presets import configure
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, write_pseudo_labels
-from annocoin.engine.rounds import PREDICTION_FILE
 from annocoin.engine.run_directory import RUN_FORMAT
+from annocoin.engine.shared_stages import PREDICTION_FILE
 from annocoin.prediction.networks import PredictionArchitecture, build_network, write_prediction
 from annocoin.regions.region_set import RegionSet
 from annocoin.regions.storage import RegionFolder, write_regions

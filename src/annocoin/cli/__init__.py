@@ -9,6 +9,7 @@ import typer
 
 from annocoin import __version__
 from annocoin.cli import datasets, runs
+from annocoin.cli.benchmarks import benchmark_command
 from annocoin.cli.stages import classifier_command, regions_app, seeds_app
 from annocoin.errors import InputError, one_line, printable
 
@@ -18,7 +19,7 @@ INTERRUPTED = 130
 CPP_LOG = ("TORCH_CPP_LOG_LEVEL", "ERROR")
 """Torch's C++ code warns of closed connections with a stack trace; read when torch is imported."""
 
-RESUMABLE = ("demo", "train", "label", "classifier", "regions", "seeds")
+RESUMABLE = ("demo", "train", "benchmark", "label", "classifier", "regions", "seeds")
 """Commands that keep what is done."""
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ app.command("predict")(runs.predict_command)
 app.command("export")(runs.export_network_command)
 app.command("report")(runs.report_command)
 app.command("verify")(runs.verify_command)
+app.command("benchmark")(benchmark_command)
 app.command("evaluate")(datasets.evaluate_command)
 app.command("convert")(datasets.convert_command)
 app.command("show")(datasets.show_command)

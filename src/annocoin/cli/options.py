@@ -27,7 +27,23 @@ PRESETS = {
     "voc-r50-literal": "the paper's formulas as printed",
 }
 GPU_PRESETS = ("voc-r50", "voc-r101", "voc-r50-literal")
-SUPERVISION = ("image", "box", "point", "mixed", "mask")
+METHODS = {
+    "annocoin": "image",
+    "full": "mask",
+    "prm": "image",
+    "iam": "image",
+    "ocis": "count",
+    "label-penet": "image",
+    "wise": "image",
+    "irn": "image",
+    "sdi": "box",
+    "bbtp": "box",
+}
+"""With the supervision that each usually has."""
+
+BENCHMARKS = ("comparison", "terms", "diversity", "architectures", "per-class")
+
+SUPERVISION = ("image", "count", "box", "point", "mixed", "mask")
 PROMPT_SUPERVISION = ("image", "box", "point", "mixed")
 SYNONYMS = {"tags": "image"}
 DATASET_KINDS = ("voc", "coco", "folder", "yolo", "labelme")
@@ -70,8 +86,8 @@ def choice(
 
 DATASET = "VOC, COCO, YOLO or labelme folder, COCO .json, or folder with images/ and labels.csv."
 SUPERVISION_HELP = (
-    "Labels to use: image (or tags), box, point, mixed (each label as annotated) or mask (full "
-    "supervision, the upper bound)."
+    "Labels to use: image (or tags), count (tags with numbers of objects), box, point, mixed (each "
+    "label as annotated) or mask (full supervision, the upper bound)."
 )
 OVERRIDES = (
     "Override a configuration value by its dotted name, such as prediction.training.lr=1e-3; "
@@ -101,6 +117,9 @@ SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Skip bad images and labels, and list them.")
 ]
 Supervision = Annotated[str, choice(SUPERVISION, SUPERVISION_HELP, synonyms=SYNONYMS)]
+MethodSupervision = Annotated[
+    str | None, choice(SUPERVISION, SUPERVISION_HELP, "that of --method", synonyms=SYNONYMS)
+]
 LIMIT = "Use only the first N images of DATASET."
 Limit = Annotated[int | None, typer.Option(help=LIMIT, metavar="N", min=1)]
 PRESET = "Preset of all options: {}.".format(

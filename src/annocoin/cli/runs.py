@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LABEL_FORMATS = ("coco", "voc", "yolo", "labelme", "labelstudio")
 LOW_CONFIDENCE = 0.5
 MAX_OVERLAY_PIXELS = 16_000_000
+METHOD = "The method, or a peer of the paper's table 1 to compare with: the same data and network."
 ROUNDS = "Alternating rounds; 0 trains once on the retrieved seeds."
 IMAGES = "Folder, image file or quoted glob pattern."
 CHECK = "Images to compare the export with the network on: folder, file or quoted glob pattern."
@@ -64,7 +65,8 @@ def demo_command(
 def train_command(
     dataset: options.Dataset,
     out: Annotated[Path, option("Run directory.", metavar="RUN")],
-    supervision: options.Supervision = "image",
+    supervision: options.MethodSupervision = None,
+    method: Annotated[str, choice(options.METHODS, METHOD)] = "annocoin",
     preset: options.Preset = "voc-r50",
     rounds: Annotated[int | None, option(ROUNDS, "from the preset")] = None,
     seed: Annotated[int | None, option("Random seed.", "0")] = None,
@@ -97,7 +99,7 @@ def train_command(
     from annocoin.files import refuse_input
     from annocoin.progress import format_duration
 
-    started = time.monotonic()
+    started, supervision = time.monotonic(), supervision or options.METHODS[method]
     refuse_input(out, dataset, *(more_images or ()), *(more_tags or ()))
     changes = options.parse_overrides(overrides)
     precomputed = _precomputed(regions, seeds, classifier)
@@ -116,7 +118,7 @@ def train_command(
         from annocoin.engine import preflight, presets
 
         config = presets.configure(
-            preset, weak.classes, changes, rounds=rounds, seed=seed, weights=weights
+            preset, weak.classes, changes, rounds=rounds, seed=seed, weights=weights, method=method
         )
         lines = preflight.dry_run(
             weak, out, config, more_images=further, more_tags=tags, precomputed=precomputed,
@@ -126,7 +128,8 @@ def train_command(
         options.print_skipped(source.problems)
         return
     run = annocoin.train(
-        weak, out, preset, rounds=rounds, seed=seed, changes=changes, weights=weights,
+        weak, out, preset, method=method, rounds=rounds, seed=seed, changes=changes,
+        weights=weights,
         more_images=further, more_tags=tags, precomputed=precomputed, truth=truth, group=group,
         jobs=jobs, problems=source.problems, log=log,
     )  # fmt: skip

@@ -26,7 +26,10 @@ from annocoin.types import Annotation, Box, ImageId, Instances, WeakLabel
 MaskPolicy = Literal["never", "optional", "required"]
 """Whether a reader reads masks: none, those that exist, or one file of masks for every image."""
 
-Supervision = Literal["image", "box", "point", "mixed", "mask"]
+Supervision = Literal["image", "count", "box", "point", "mixed", "mask"]
+
+MAX_COUNT = 4
+"""Greater numbers of objects of a class in an image are only known to be greater (subitizing)."""
 
 
 ImageT = TypeVar("ImageT")
@@ -185,11 +188,12 @@ class WeakDataset(_Images[WeakImage]):
     source: Path | None = None
 
     def __post_init__(self) -> None:
-        allowed = {"image": {"tag"}, "box": {"tag", "box"}, "point": {"tag", "point"}}
-        for image in self.images if self.supervision in allowed else ():
-            extra = set(image.annotation.kinds) - allowed[self.supervision]
+        for image in () if self.supervision in ("mixed", "mask") else self.images:
+            extra = set(image.annotation.kinds) - {"tag", self.supervision}
             if extra:
                 raise ValueError(f"{image.image_id}: {extra} under supervision {self.supervision}")
+            if self.supervision != "count" and any(label.count for label in image.annotation):
+                raise ValueError(f"{image.image_id}: counts under supervision {self.supervision}")
 
     @property
     def fully_masked(self) -> bool:
@@ -207,6 +211,8 @@ class WeakDataset(_Images[WeakImage]):
         for image in self.images:
             size = image.path.stat().st_size
             digest.update(repr((image.image_id, image.file_name, size, image.annotation)).encode())
+            if self.supervision == "count":
+                digest.update(repr([label.count for label in image.annotation]).encode())
         return digest.hexdigest()
 
     def with_classes(self, classes: tuple[str, ...], source: str) -> WeakDataset:
@@ -314,6 +320,9 @@ def weak_dataset(
     needed = {"box": "boxes", "point": "points"}.get(supervision)
     if needed and not any(supervision in image.annotation.kinds for image in images):
         raise InputError(f"{labelled.source}: no {needed} in it; use --supervision image, or mixed")
+    counts = [label.count for image in images for label in image.annotation]
+    if supervision == "count" and not any(counts):
+        raise InputError(f"{labelled.source}: no objects to count in it; use --supervision image")
     return WeakDataset(
         labelled.classes, labelled.category_ids, supervision, tuple(images), labelled.source
     )
@@ -350,7 +359,8 @@ def with_more_tags(dataset: WeakDataset, more: WeakDataset | None) -> WeakDatase
 def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
     """Keep only what the supervision allows.
 
-    image: each class once, as a tag. box: boxes (of a mask, its tight box). point: points (of a
+    image: each class once, as a tag. count: the same with the number of its objects, up to
+    `MAX_COUNT`, None if it is not known. box: boxes (of a mask, its tight box). point: points (of a
     mask, its interior point). A weak label without box or point, and a crowd, which is not a single
     object, becomes a tag. mixed: everything. mask: the weak labels with masks.
     """
@@ -361,6 +371,9 @@ def weaken(annotation: Annotation, supervision: Supervision) -> Annotation:
         return annotation.only("mask")
     if supervision == "image":
         weak_labels = [WeakLabel(label) for label in annotation.distinct_labels]
+    elif supervision == "count":
+        labels = annotation.distinct_labels
+        weak_labels = [WeakLabel(label, count=_count(annotation, label)) for label in labels]
     else:
         location = _box_only if supervision == "box" else _point_only
         weak_labels = [
@@ -375,6 +388,13 @@ def tight_box(label: WeakLabel) -> Box | None:
         return label.box
     x0, y0, x1, y1 = masks.boxes([label.mask])[0].tolist()
     return (x0, y0, x1, y1) if x1 > x0 else None
+
+
+def _count(annotation: Annotation, label: int) -> int | None:
+    """The number of objects of a class, at most `MAX_COUNT` + 1; None of a class with only tags."""
+    objects = [each for each in annotation if each.label == label and each.kind != "tag"]
+    crowded = any(each.crowd for each in objects)
+    return MAX_COUNT + 1 if crowded else min(len(objects), MAX_COUNT + 1) or None
 
 
 def _tags_only(dataset: WeakDataset) -> WeakDataset:

@@ -33,8 +33,9 @@ def load_weak(
     Args:
         path: a VOC folder, a COCO .json or folder, a folder with labels.csv, a YOLO or a labelme
             folder.
-        supervision: the weak labels to keep: "image" (tags), "box", "point", "mixed", or "mask",
-            which is full supervision, for comparison.
+        supervision: the weak labels to keep: "image" (tags), "count" (tags with the number of
+            objects of their class), "box", "point", "mixed", or "mask", which is full supervision,
+            for comparison.
         split: the name of the list of images; default all images.
         kind: the format; default recognised by the files.
         images: the folder with the images of a COCO file.

@@ -12,7 +12,8 @@ from annocoin.backbones import IMAGENET, Precision
 from annocoin.conditional.networks import ConditionalArchitecture
 from annocoin.conditional.requirements import BEST_FIT_SHARE, BOX_OVERLAP
 from annocoin.conditional.scoring import ScoringOptions
-from annocoin.errors import InputError, check_choice, check_positive
+from annocoin.engine.methods import ANNOCOIN, METHODS, BaselineTraining
+from annocoin.errors import InputError, check_choice, check_positive, check_range
 from annocoin.objective.diversity import GAMMA
 from annocoin.objective.task_loss import TaskLossOptions
 from annocoin.prediction.networks import PredictionArchitecture
@@ -67,10 +68,8 @@ class ClassifierOptions:
         for name in ("epochs", "batch_size"):
             check_positive(name, getattr(self, name))
         check_choice("precision", self.precision, get_args(Precision))
-        _check_range(
-            self, above=("head_lr", "backbone_lr"), least=("weight_decay", "frozen_layers")
-        )
-        _check_range(self, fraction=("peak_fraction",))
+        check_range(self, above=("head_lr", "backbone_lr"), least=("weight_decay", "frozen_layers"))
+        check_range(self, fraction=("peak_fraction",))
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class ConditionalTraining:
         check_choice("targets", self.targets, get_args(Targets))
         for name in ("initial_steps", "steps", "batch_size", "samples"):
             check_positive(name, getattr(self, name))
-        _check_range(
+        check_range(
             self,
             above=("initial_lr", "lr", "max_grad_norm"),
             least=("weight_decay", "diversity_weight", "noise_strength"),
@@ -171,7 +170,7 @@ class ConditionalConfig:
     def __post_init__(self) -> None:
         check_choice("evidence", self.evidence, get_args(Evidence))
         check_choice("tables", self.tables, get_args(Tables))
-        _check_range(self, fraction=("box_overlap", "best_fit_share"))
+        check_range(self, fraction=("box_overlap", "best_fit_share"))
         scales = self.detection_scales
         if not scales or not all(0.25 <= scale <= 4 for scale in scales):
             raise InputError(
@@ -223,7 +222,7 @@ class PredictionTraining:
             check_positive(name, getattr(self, name))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("optimizer", self.optimizer, get_args(OptimizerName))
-        _check_range(
+        check_range(
             self,
             above=("lr", "backbone_lr_factor", "max_grad_norm"),
             least=("final_steps", "weight_decay", "frozen_layers"),
@@ -264,6 +263,8 @@ class Config:
         gamma: of the dissimilarity coefficient: the weight of the conditional distribution's self
             diversity; 1 - gamma is that of the prediction distribution's.
         seed: random seed.
+        method: "annocoin", or the name of a peer, see `annocoin.engine.methods`; it has no rounds.
+        baseline: training of the peer's own network, if it has one.
     """
 
     regions: RegionOptions
@@ -275,9 +276,17 @@ class Config:
     rounds: int = 4
     gamma: float = GAMMA
     seed: int = 0
+    method: str = ANNOCOIN
+    baseline: BaselineTraining = field(default_factory=BaselineTraining)
 
     def __post_init__(self) -> None:
-        _check_range(self, least=("rounds", "seed"), fraction=("gamma",))
+        check_range(self, least=("rounds", "seed"), fraction=("gamma",))
+        check_choice("method", self.method, METHODS)
+        if self.rounds and self.method != ANNOCOIN:
+            raise InputError(
+                f"method {self.method} with {self.rounds} rounds; only {ANNOCOIN} has rounds, name "
+                "a peer with --method"
+            )
         if self.regions.source is not None:
             raise InputError(
                 f"regions.source {self.regions.source}: import the regions with `annocoin regions "
@@ -361,6 +370,17 @@ class Config:
         prediction = replace(self.prediction, training=training)
         return replace(self, rounds=0, prediction=prediction, teacher=None)
 
+    def with_method(self, method: str) -> Config:
+        """The same with a peer, whose labels train the same network for as many steps."""
+        check_choice("method", method, METHODS)
+        if method == ANNOCOIN:
+            return self
+        config, seeds = self.without_rounds(), METHODS[method].seed_options(self.seeds)
+        if METHODS[method].projection:
+            losses = replace(self.prediction.losses, masks="projection", pointwise=True)
+            config = replace(config, prediction=replace(config.prediction, losses=losses))
+        return replace(config, method=method, seeds=seeds)
+
     def in_bfloat16(self) -> Config:
         """The same with bfloat16 in every stage that has a precision of its own."""
         parts: dict[str, Any] = {
@@ -393,23 +413,6 @@ def _build(kind: Any, content: Any) -> Any:
         hints = typing.get_type_hints(kind)
         return kind(**{name: _build(hints[name], value) for name, value in content.items()})  # type: ignore[operator]
     return tuple(content) if isinstance(content, list) else content
-
-
-def _check_range(
-    options: Any,
-    *,
-    above: tuple[str, ...] = (),
-    least: tuple[str, ...] = (),
-    fraction: tuple[str, ...] = (),
-) -> None:
-    """Raise unless fields are above 0, at least 0, or from 0 to 1."""
-    for name in (*above, *least, *fraction):
-        value = getattr(options, name)
-        if value < 0 or (value == 0 and name in above) or (value > 1 and name in fraction):
-            expected = (
-                "0 to 1" if name in fraction else "above 0" if name in above else "at least 0"
-            )
-            raise InputError(f"{name} {value}; expected {expected}")
 
 
 def _title(backbone: str | None, stride_in_1x1: bool) -> str:

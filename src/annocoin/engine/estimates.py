@@ -17,6 +17,7 @@ from torch import nn
 from annocoin.backbones import SCRATCH, Precision
 from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.engine.config import Config, PredictionConfig
+from annocoin.engine.methods import METHODS
 from annocoin.masks import Size
 from annocoin.prediction.networks import build_network
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture
@@ -89,6 +90,10 @@ TABLES = {"detections": Cost(0.96, 256), "rois": Cost(0.17, 128)}
 SAMPLES = 0.10
 """Per image: there, 112 to 179 s for 1,464."""
 
+PEER_LABELS = 0.17
+"""Per image of a stage of a peer's labels: CPU seconds of SDI, the slowest of three that were
+measured (12 synthetic scenes of 128 pixels; PRM .10, WISE .02)."""
+
 BASE_MEMORY, WORKER_MEMORY = 0.8, 1.9
 """GB of a process that imported torch, and of one that computes regions ("Regions")."""
 
@@ -138,6 +143,7 @@ def stage_seconds(config: Config, images: StageImages, cores: int) -> dict[str, 
         seconds["seeds"] = cost * images.seeds / cores
     if not config.rounds or not images.prepared:
         steps = config.prediction_steps
+        seconds |= _peer_seconds(config, images.rounds[-1], speedup, cores)
         return seconds | {"prediction": _prediction(config.prediction, steps) / speedup}
     seconds["examples"] = EXAMPLES * images.prepared / cores
     trunk, size = conditional.architecture.trunk, conditional.architecture.size
@@ -156,6 +162,19 @@ def stage_seconds(config: Config, images: StageImages, cores: int) -> dict[str, 
     seconds["final samples"] = SAMPLES * images.rounds[-1] / cores
     if steps := config.prediction.training.final_steps:
         seconds["final prediction"] = _prediction(config.prediction, steps) / speedup
+    return seconds
+
+
+def _peer_seconds(config: Config, images: int, speedup: float, cores: int) -> dict[str, float]:
+    """Of the stages that only a peer has; the network of its own is taken for a classifier."""
+    method, training, options = METHODS[config.method], config.baseline, config.classifier
+    seconds: dict[str, float] = {}
+    if method.network:
+        cost = _of(CLASSIFIER, options.backbone).at(training.size or options.size)
+        cost /= _precision_speedup(options.backbone, options.precision)
+        seconds[f"{config.method} network"] = cost * training.steps * training.batch_size / speedup
+    if method.labels:
+        seconds[f"{config.method} labels"] = PEER_LABELS * images / cores
     return seconds
 
 

@@ -26,6 +26,7 @@ from annocoin.engine.estimates import (
     stage_seconds,
 )
 from annocoin.engine.image_stages import CLASSIFIER_FILE, classifier_architecture, with_regions
+from annocoin.engine.methods import FULL, METHODS
 from annocoin.engine.overrides import check_weight_files, use_classifier
 from annocoin.engine.parallel import cores
 from annocoin.engine.prediction_training import RoundImages
@@ -74,6 +75,7 @@ def check_before_work(
     """Check all that can be checked before any work is done; gives the final configuration."""
     if config.classes != dataset.classes:
         raise InputError("the configuration has other classes than the dataset")
+    _check_supervision(config.method, dataset)
     file = precomputed.classifier_file
     if more_tags is not None and not trains_classifier(config, dataset, precomputed):
         reason = "the run trains no classifier" if file is None else f"{file} is trained already"
@@ -96,7 +98,7 @@ def check_before_work(
         _check_file_names(dataset)
     elif not dataset.fully_masked and regions is not None:
         usable = with_regions(dataset, regions, problems)
-        if seeds is not None:
+        if seeds is not None and METHODS[config.method].seeds:
             with_artefacts(usable, regions, seeds, problems)
     return config
 
@@ -132,7 +134,9 @@ def trains_classifier(config: Config, dataset: WeakDataset, precomputed: Precomp
         return False
     if dataset.fully_masked:
         return config.without_rounds().needs_classifier
-    return precomputed.seeds is None or config.needs_classifier
+    method = METHODS[config.method]
+    seeds = method.seeds and precomputed.seeds is None
+    return seeds or method.classifier or config.needs_classifier
 
 
 def stage_images(
@@ -148,8 +152,8 @@ def stage_images(
     used = 0 if dataset.fully_masked else len(rounds.used)
     return StageImages(
         classifier=tagged if trains_classifier(config, dataset, precomputed) else 0,
-        regions=used if precomputed.regions is None else 0,
-        seeds=used if precomputed.seeds is None else 0,
+        regions=used if precomputed.regions is None and METHODS[config.method].regions else 0,
+        seeds=used if precomputed.seeds is None and METHODS[config.method].seeds else 0,
         prepared=used if config.rounds else 0,
         rounds=tuple(len(rounds.of_round(i + 1)) for i in range(config.rounds + 1)),
         median_size=median_size(image.annotation.size for image in dataset),
@@ -188,12 +192,13 @@ def plan(
         add("prediction", single)
         return lines
     used = len(RoundImages(dataset, config).used)
-    if precomputed.regions is None:
+    if precomputed.regions is None and METHODS[config.method].regions:
         add("regions", f"of {plural(used, 'image')}")
-    if precomputed.seeds is None:
+    if precomputed.seeds is None and METHODS[config.method].seeds:
         add("seeds", f"of {plural(used, 'image')}")
     if config.rounds == 0:
-        add("labels", f"regions retrieved for the seeds of {plural(used, 'image')}")
+        for title, work in _own_stages(config, used):
+            add(title, work, f"{config.method} {title}")
         add("prediction", single)
         return lines
     conditional, trunk = config.conditional.training, config.conditional.architecture.trunk
@@ -288,6 +293,29 @@ def suggest_bfloat16(config: Config, group: ProcessGroup) -> list[str]:
     if not (slow and full_precision and has_bfloat16()):
         return []
     return ["note: this processor has bfloat16; --precision bf16-mixed halves the time of ResNets"]
+
+
+def _own_stages(config: Config, images: int) -> list[tuple[str, str]]:
+    """What a method without rounds does before it trains the prediction network."""
+    method, training = METHODS[config.method], config.baseline
+    lines = []
+    if method.network:
+        steps = f"{training.steps} steps of {training.batch_size} images"
+        lines.append(("network", f"of {config.method}: {steps}"))
+    labels = method.labels or "regions retrieved for the seeds"
+    return [*lines, ("labels", f"{labels}, of {plural(images, 'image')}")]
+
+
+def _check_supervision(method: str, dataset: WeakDataset) -> None:
+    """Raise unless a method takes the dataset's weak labels."""
+    taken = METHODS[method].supervision
+    if dataset.supervision not in taken:
+        raise InputError(
+            f"method {method}: supervision {dataset.supervision}; expected --supervision "
+            f"{' or '.join(taken)}"
+        )
+    if method == FULL and not dataset.fully_masked:
+        raise InputError(f"method {method}: not every label has a mask")
 
 
 def _title(network: PredictionConfig) -> str:

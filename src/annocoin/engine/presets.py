@@ -19,6 +19,7 @@ from annocoin.engine.config import (
     PredictionConfig,
     PredictionTraining,
 )
+from annocoin.engine.methods import ANNOCOIN, BaselineTraining
 from annocoin.engine.overrides import NETWORKS, override, weights_folder
 from annocoin.errors import InputError, check_choice
 from annocoin.objective.task_loss import TaskLossOptions
@@ -67,6 +68,7 @@ def synthetic(classes: Classes) -> Config:
             ),
         ),
         rounds=1,
+        baseline=BaselineTraining(steps=300, batch_size=4),
     )
 
 
@@ -126,6 +128,7 @@ def voc_cpu(classes: Classes) -> Config:
         prediction=prediction,
         teacher=_resnet50(prediction),
         rounds=2,
+        baseline=BaselineTraining(steps=550),  # three passes over VOC's 1,464 images, as in IRN
     )
 
 
@@ -305,6 +308,7 @@ def configure(
     seed: int | None = None,
     weights: Path | None = None,
     networks: Collection[str] = NETWORKS,
+    method: str = ANNOCOIN,
 ) -> Config:
     """A preset with changes at dotted names, see `override`, and weights from a folder.
 
@@ -314,6 +318,7 @@ def configure(
     Args:
         rounds: 0 trains the steps of all rounds at once, on the retrieved seeds.
         weights, networks: see `weights_folder`.
+        method: of `annocoin.engine.methods`; a peer has no rounds, but as many steps.
     """
     config, changes = preset(name, classes), dict(changes or {})
     if changes.get("rounds") == "0":
@@ -332,7 +337,10 @@ def configure(
     if weights is not None:
         config = weights_folder(config, weights, networks)
     if rounds is not None:
+        if method != ANNOCOIN:
+            raise InputError(f"--rounds: method {method} has none; leave --rounds out")
         config = config.without_rounds() if rounds == 0 else replace(config, rounds=rounds)
+    config = config.with_method(method)
     return config if seed is None else replace(config, seed=seed)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,38 +19,21 @@ from annocoin.engine.conditional_dataset import (
     prepare_images,
 )
 from annocoin.engine.conditional_training import train_direct_loss, train_from_seeds
-from annocoin.engine.config import FROM_CLASSIFIER, Config, PredictionConfig
+from annocoin.engine.config import Config
 from annocoin.engine.dissimilarity import measure_dissimilarity
 from annocoin.engine.distribution import single_process
-from annocoin.engine.image_stages import (
-    CLASSIFIER_FILE,
-    Execution,
-    make_classifier,
-    make_regions,
-    make_seeds,
-)
+from annocoin.engine.image_stages import Execution
 from annocoin.engine.label_quality import Measurement
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
-from annocoin.engine.prediction_training import RoundImages, labels_from_masks, train_prediction
-from annocoin.engine.preflight import (
-    Precomputed,
-    check_before_work,
-    plan_with_estimates,
-    trains_classifier,
-)
-from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels, TableFolder
+from annocoin.engine.prediction_training import labels_from_masks
+from annocoin.engine.preflight import Precomputed, check_before_work, plan_with_estimates
+from annocoin.engine.pseudo_labels import TableFolder
 from annocoin.engine.randomness import seed_of, seeded
-from annocoin.engine.run_directory import Log, Run, labelling_network_name, open_run
+from annocoin.engine.run_directory import Log, labelling_network_name, open_run
+from annocoin.engine.shared_stages import PREDICTION_FILE, SharedStages
 from annocoin.engine.stage import Stage
-from annocoin.files import file_digest, write_bytes
-from annocoin.prediction.networks import build_network, read_prediction, write_prediction
-from annocoin.regions.storage import RegionFolder
-from annocoin.seeds.seed_set import SeedFolder
-from annocoin.types import ImageId
 
-CONDITIONAL_FILE, PREDICTION_FILE = "conditional.safetensors", "prediction.safetensors"
-
-Labels = Mapping[ImageId, PseudoLabels]
+CONDITIONAL_FILE = "conditional.safetensors"
 
 
 def train_run(
@@ -66,6 +48,7 @@ def train_run(
     execution: Execution | None = None,
     log: Log = print,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    method: type[SharedStages] | None = None,
 ) -> Path:
     """Run all stages that are not done yet; gives the file of the prediction network.
 
@@ -73,6 +56,7 @@ def train_run(
 
     Args:
         more_images, more_tags: further images for all stages, and for the classifier.
+        method: its stages, default `Rounds`.
     """
     main_digest = dataset.digest()
     dataset = dataset if more_images is None else concatenate(dataset, more_images)
@@ -94,49 +78,25 @@ def train_run(
             run.log(f"pseudo labels are measured on {measurement.images} of {len(dataset)} images")
         for line in () if dataset.fully_masked else label_quality.check_class_sizes(tagged):
             run.log(line)
-        rounds = _Rounds(run, dataset, tagged, config, precomputed, measurement, execution)
-        rounds.networks["prediction"] = rounds.all().folder / PREDICTION_FILE
+        stages = (method or Rounds)(
+            run, dataset, tagged, config, precomputed, measurement, execution
+        )
+        stages.networks["prediction"] = stages.all().folder / PREDICTION_FILE
         run.finish(
-            rounds.networks,
+            stages.networks,
             config=config.to_json(),
             supervision=dataset.supervision,
-            dataset=rounds.used.digest(),
-            main_dataset=main_digest if rounds.used is dataset else None,  # without `more_images`
-            folders={name: run.relative(path) for name, path in rounds.folders.items()},
+            dataset=stages.used.digest(),
+            main_dataset=main_digest if stages.used is dataset else None,  # without `more_images`
+            folders={name: run.relative(path) for name, path in stages.folders.items()},
         )
     return Path(out) / PREDICTION_FILE
 
 
-class _Rounds:
-    """The stages of a run in their order, a method each."""
+class Rounds(SharedStages):
+    """The stages of the paper's method in their order."""
 
-    regions: RegionFolder
-    seeds: SeedFolder
     prepared: PreparedFolder
-
-    def __init__(
-        self,
-        run: Run,
-        dataset: WeakDataset,
-        tagged: WeakDataset,
-        config: Config,
-        precomputed: Precomputed,
-        measurement: Measurement | None,
-        execution: Execution,
-    ) -> None:
-        self.run, self.dataset, self.tagged, self.config = run, dataset, tagged, config
-        self.precomputed, self.measurement, self.execution = precomputed, measurement, execution
-        self.common = {
-            "seed": config.seed,
-            "processes": run.group.world_size,
-            "precision": run.group.precision,
-        }
-        self.images = RoundImages(dataset, config, run.group.world_size)
-        self.used = self.images.used
-        self.prediction_steps = 0  # of the stages before
-        self.classifier: Stage | None = None
-        self.networks: dict[str, Path] = {}  # of the result
-        self.folders: dict[str, Path] = {}  # that `label` can use again
 
     def all(self) -> Stage:
         data = self.run.stage("dataset", {"images": self.dataset.digest()})
@@ -176,57 +136,6 @@ class _Rounds:
             return prediction
         return self.train_prediction("final prediction", samples, None, steps, prediction)
 
-    def train_classifier(self, data: Stage) -> Stage | None:
-        """The classifier, trained or precomputed; None where it is not needed."""
-        file, options = self.precomputed.classifier_file, self.config.classifier
-        if file is not None:
-            stage = self.run.stage("classifier", {"precomputed": file_digest(file)}, data)
-            work: partial[Any] = partial(self._copy, file, stage.folder / CLASSIFIER_FILE)
-        elif trains_classifier(self.config, self.dataset, self.precomputed):
-            values = self._options(options)
-            if self.tagged is not self.dataset:
-                values["tagged"] = self.tagged.digest()
-            stage = self.run.stage("classifier", values, data)
-            training = self._training(stage)
-            work = partial(make_classifier, self.tagged, stage.folder, options, **training)
-        else:
-            return None
-        self.run.do(stage, work)
-        for line in label_quality.check_tag_map(stage.figures.get("tag_map", 1.0)):
-            self.run.log(line)
-        self.networks["classifier"] = stage.folder / CLASSIFIER_FILE
-        return stage
-
-    def compute_regions(self, data: Stage) -> Stage:
-        if self.precomputed.regions is not None:
-            self.regions = self.precomputed.regions
-            self.folders["regions"] = self.regions.path
-            return self.run.stage("regions", self.regions.digest(), data)
-        options = self.config.regions
-        stage = self.run.stage("regions", asdict(options) | self.images.option(self.used), data)
-        folder = stage.folder / STAGE_FILES
-        self.run.do(stage, partial(make_regions, self.used, folder, options, self.execution))
-        self.regions = RegionFolder(folder)
-        self.folders["regions"] = folder
-        return stage
-
-    def compute_seeds(self, regions: Stage) -> Stage:
-        if self.precomputed.seeds is not None:
-            self.seeds = self.precomputed.seeds
-            self.folders["seeds"] = self.seeds.path
-            return self.run.stage("seeds", self.seeds.digest(), regions)
-        assert self.classifier is not None
-        options = self.config.seeds
-        values = asdict(options) | self.images.option(self.used)
-        stage = self.run.stage("seeds", values, regions, self.classifier)
-        folder = stage.folder / STAGE_FILES
-        work = partial(make_seeds, self.used, self.regions, folder, options)
-        classifier = self.networks["classifier"]
-        self.run.do(stage, partial(work, classifier=classifier, execution=self.execution))
-        self.seeds = SeedFolder(folder)
-        self.folders["seeds"] = folder
-        return stage
-
     def prepare(self, seeds: Stage) -> Stage:
         """What training and sampling need of every image, computed once."""
         config = self.config.conditional
@@ -247,14 +156,14 @@ class _Rounds:
         stage = self.run.stage("retrieved labels", options, seeds)
         arguments = (self.used, self.regions, self.seeds, stage.folder, config, self.execution)
         self.run.do(stage, partial(retrieve_labels, *arguments))
-        self._measure(stage)
+        self.measure_labels(stage)
         return stage
 
     def train_from_seeds(self, prepared: Stage) -> Stage:
         """The initial training of the conditional network."""
         config = self.config.conditional
-        weights, inputs = self._initial_weights(config.weights)
-        options = self._options(config)  # regions are scored later
+        weights, inputs = self.initial_weights(config.weights)
+        options = self.stage_options(config)  # regions are scored later
         for name in ("scoring", "task_loss", "tables", "detection_scales", "average_tables"):
             del options[name]
         stage = self.run.stage("conditional", options, prepared, *inputs)
@@ -263,7 +172,7 @@ class _Rounds:
             with seeded(seed_of(self.config.seed, "conditional weights")):
                 net = ConditionalNetwork(config.architecture, weights)
             net.to(self.run.group.device)
-            train_from_seeds(net, self._examples(), config, **self._training(stage))
+            train_from_seeds(net, self._examples(), config, **self.stage_training(stage))
             self._write_conditional(stage, net)
 
         self.run.do(stage, work)
@@ -281,7 +190,7 @@ class _Rounds:
         folder = None if tables is None else TableFolder(tables.folder)
         work = partial(draw_labels, *arguments, seed=self.config.seed, tables=folder)
         self.run.do(stage, work)
-        self._measure(stage)
+        self.measure_labels(stage)
         if tables is not None:
             self.measure_dissimilarity(number - 1, "conditional", stage, tables)
         return stage
@@ -290,58 +199,6 @@ class _Rounds:
         """DISC after a round's training of the network `last`."""
         gamma = self.config.gamma
         measure_dissimilarity(self.run, number, last, self.prepared, samples, tables, gamma)
-
-    def train_prediction(
-        self,
-        name: str,
-        source: Stage,
-        labels: Labels | None,
-        steps: int,
-        previous: Stage | None = None,
-        config: PredictionConfig | None = None,
-    ) -> Stage:
-        """The prediction network on pseudo labels; see `PredictionTraining.continued`.
-
-        Args:
-            source: the stage with the pseudo labels, unless `labels` are passed.
-            config: of the network, default that of the result.
-        """
-        config, span = config or self.config.prediction, (0.0, 1.0)
-        if config.training.continued:
-            done, self.prediction_steps = self.prediction_steps, self.prediction_steps + steps
-            total = self.config.prediction_steps
-            span = (done / total, self.prediction_steps / total)
-        else:
-            previous = None
-        others = replace(config.training, steps=1, final_steps=1)  # `steps` and `span` say that
-        options = self._options(replace(config, training=others))
-        options |= {"steps": steps, "span": span, "gamma": self.config.gamma}
-        weights, inputs = self._initial_weights(config.weights)
-        stage = self.run.stage(name, options, source, *((previous,) if previous else inputs))
-
-        def work() -> None:
-            if previous is None:
-                with seeded(seed_of(self.config.seed, "prediction weights")):
-                    net = build_network(config.architecture, weights)
-            else:
-                net, _ = read_prediction(previous.folder / PREDICTION_FILE)
-            net.to(self.run.group.device)
-            train_prediction(
-                net,
-                config,
-                self.dataset,
-                PseudoLabelFolder(source.folder) if labels is None else labels,
-                steps=steps,
-                span=span,
-                gamma=self.config.gamma,
-                name=name,
-                **self._training(stage),
-            )
-            if self.run.group.is_main:
-                write_prediction(stage.folder / PREDICTION_FILE, net, config.architecture)
-
-        self.run.do(stage, work)
-        return stage
 
     def score_regions(self, number: int, prediction: Stage, previous: Stage | None) -> Stage:
         """The loss tables of a round's network, of the images that the next samples are of.
@@ -372,49 +229,17 @@ class _Rounds:
             net = read_conditional(conditional.folder / CONDITIONAL_FILE)
             net.to(self.run.group.device)
             examples, gamma = self._examples(TableFolder(tables.folder)), self.config.gamma
-            training = self._training(stage)
+            training = self.stage_training(stage)
             train_direct_loss(net, examples, config, gamma=gamma, name=name, **training)
             self._write_conditional(stage, net)
 
         self.run.do(stage, work)
         return stage
 
-    def _options(self, options: Any) -> dict[str, Any]:
-        """All that a training depends on; a file of weights by its content."""
-        values = {**asdict(options), **self.common}
-        path = Path(str(options.weights))
-        return {**values, "weights": file_digest(path)} if path.is_file() else values
-
-    def _training(self, stage: Stage) -> dict[str, Any]:
-        """The random seed and the trainer of a stage."""
-        workers = 0 if self.execution.jobs == 1 else None
-        trainer = self.run.trainer(stage, self.execution.problems, workers)
-        return {"seed": self.config.seed, "trainer": trainer}
-
     def _examples(self, tables: TableFolder | None = None) -> ConditionalDataset:
         size = self.config.conditional.architecture.size
         return ConditionalDataset(self.dataset, self.prepared, size=size, tables=tables)
 
-    def _initial_weights(self, weights: str) -> tuple[str | Path, tuple[Stage, ...]]:
-        """The weights that a network starts from, and the stage that made them."""
-        if weights != FROM_CLASSIFIER:
-            return weights, ()
-        assert self.classifier is not None
-        return self.networks["classifier"], (self.classifier,)
-
-    def _copy(self, source: Path, target: Path) -> None:
-        if self.run.group.is_main:
-            write_bytes(target, source.read_bytes())
-
     def _write_conditional(self, stage: Stage, net: ConditionalNetwork) -> None:
         if self.run.group.is_main:
             write_conditional(stage.folder / CONDITIONAL_FILE, net)
-
-    def _measure(self, stage: Stage) -> None:
-        """Check a stage's pseudo labels, and measure them, also where they were made before."""
-        folder = PseudoLabelFolder(stage.folder)
-        labels = {image_id: each.consensus_instances() for image_id, each in folder.items()}
-        for line in label_quality.check_masks(labels.values()):
-            self.run.log(line)
-        if (measurement := self.measurement) is not None:
-            self.run.measure(stage, lambda: measurement.figures(labels), measurement.digest)

@@ -13,6 +13,7 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 from torchvision.models.detection.transform import resize_boxes
 
+from annocoin.masks import Size
 from annocoin.objective.task_loss import MASK_SCORED_REGIONS
 from annocoin.prediction.networks import ResizedImage, batch_images
 from annocoin.prediction.soft_losses import SMOOTH_L1_BETA
@@ -76,15 +77,28 @@ def detect_annotated(
     boxes, scores, found = heads.postprocess_detections(
         logits + known, deltas, proposals, batch.image_sizes
     )
-    pooled = heads.mask_roi_pool(features, boxes, batch.image_sizes)
-    probabilities = heads.mask_predictor(heads.mask_head(pooled)).sigmoid()
-    probabilities = probabilities[torch.arange(len(found[0]), device=device), found[0]]
-    in_image = resize_boxes(boxes[0], batch.image_sizes[0], image.original_size)
-    masks = torch.zeros(len(in_image), *image.original_size, dtype=torch.bool)
-    for mask, probability, box in zip(masks, probabilities, in_image, strict=True):
-        pasted = paste_masks_in_image(probability[None, None], box[None], image.original_size)
-        mask[:] = pasted[0, 0].cpu() >= 0.5
+    masks = _masks_in_boxes(net, features, boxes[0], found[0], batch.image_sizes[0], image)
     return Detections(masks, found[0].cpu(), scores[0].float().cpu())
+
+
+@torch.no_grad()
+def segment_boxes(net: MaskRCNN, image: ResizedImage, boxes: Tensor, labels: Tensor) -> Detections:
+    """The masks that a network sees in boxes of known classes, scored by its class probability.
+
+    Args:
+        net: in evaluation mode.
+        boxes: in the original image, [N, 4].
+        labels: classes 1..C, int64 [N].
+    """
+    device, heads = next(net.parameters()).device, net.roi_heads
+    batch = batch_images([image], device)
+    resized, labels = (boxes.float() * image.scale).to(device), labels.to(device)
+    features = _features(net, batch.tensors, False)
+    pooled = heads.box_roi_pool(features, [resized], batch.image_sizes)
+    logits, _ = heads.box_predictor(heads.box_head(pooled))
+    scores = logits.softmax(dim=1)[torch.arange(len(labels), device=device), labels]
+    masks = _masks_in_boxes(net, features, resized, labels, batch.image_sizes[0], image)
+    return Detections(masks, labels.cpu(), scores.float().cpu())
 
 
 def detected_iou(regions: RegionSet, detections: Detections, labels: Sequence[int]) -> Tensor:
@@ -162,6 +176,31 @@ def score_regions(
         pixel_losses = F.binary_cross_entropy_with_logits(masks, targets, reduction="none")
         losses[likely] = pixel_losses.mean(dim=(2, 3))
     return RegionScores(log_probabilities, losses, box_losses.sum(dim=2))
+
+
+def _masks_in_boxes(
+    net: MaskRCNN,
+    features: dict[str, Tensor],
+    boxes: Tensor,
+    labels: Tensor,
+    size: Size,
+    image: ResizedImage,
+) -> Tensor:
+    """The masks of classes [N] in boxes [N, 4] of the resized image: bool [N, H, W].
+
+    Args:
+        size: of the resized image; the masks have that of the original one.
+    """
+    heads = net.roi_heads
+    pooled = heads.mask_roi_pool(features, [boxes], [size])
+    probabilities = heads.mask_predictor(heads.mask_head(pooled)).sigmoid()
+    probabilities = probabilities[torch.arange(len(labels), device=labels.device), labels]
+    in_image = resize_boxes(boxes, size, image.original_size)
+    masks = torch.zeros(len(in_image), *image.original_size, dtype=torch.bool)
+    for mask, probability, box in zip(masks, probabilities, in_image, strict=True):
+        pasted = paste_masks_in_image(probability[None, None], box[None], image.original_size)
+        mask[:] = pasted[0, 0].cpu() >= 0.5
+    return masks
 
 
 def _features(net: MaskRCNN, images: Tensor, bfloat16: bool) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import box_iou
 
-from annocoin.errors import InputError, check_positive
+from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.objective.diversity import (
     GAMMA,
     box_self_diversity,
@@ -30,6 +30,7 @@ from annocoin.objective.diversity import (
     expected_box_losses,
     mask_entropy,
 )
+from annocoin.prediction.projection_loss import projection_losses
 from annocoin.prediction.soft_targets import (
     MatchWeights,
     SoftTargets,
@@ -44,6 +45,8 @@ AWAY_IOU = 0.1
 SMOOTH_L1_BETA = 1 / 9
 """Where the loss of boxes changes from quadratic to linear, as in torchvision."""
 
+MaskLoss = Literal["targets", "projection"]
+
 Features = dict[str, Tensor]
 Losses = dict[str, Tensor]
 
@@ -57,6 +60,8 @@ class LossOptions:
         positive_anchor_fraction, positive_roi_fraction: maximum fraction of them that is matched
             to an instance.
         pointwise: PW_p, without the entropy of the prediction (self diversity).
+        masks: loss of masks: cross entropy with the "targets", or by their "projection" onto rows
+            and columns alone, which boxes give, see `projection_losses`.
         mask_weight: weight of the mask losses. More than 1 helps with true masks; with noisy ones
             it harms the classification.
         class_agnostic_masks: predict one mask for all classes, see `make_masks_class_agnostic`.
@@ -74,6 +79,7 @@ class LossOptions:
     rois_per_image: int = 512
     positive_roi_fraction: float = 0.25
     pointwise: bool = False
+    masks: MaskLoss = "targets"
     mask_weight: float = 1.0
     class_agnostic_masks: bool = False
     background_max_score: float = 1.0
@@ -85,6 +91,7 @@ class LossOptions:
         for name in ("positive_anchor_fraction", "positive_roi_fraction", "background_max_score"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} {getattr(self, name)}; expected 0 to 1")
+        check_choice("masks", self.masks, get_args(MaskLoss))
         if self.mask_weight < 0:
             raise InputError(f"mask_weight {self.mask_weight}; expected 0 or more")
 
@@ -251,8 +258,12 @@ class SoftLosses(nn.Module):
         hidden = heads.mask_predictor.relu(heads.mask_predictor.conv5_mask(hidden))
         row, label, masks, weights = (torch.cat(part) for part in zip(*pairs, strict=True))
         logits = self._mask_logits(hidden, row, label)
-        pixel_losses = F.binary_cross_entropy_with_logits(logits, masks, reduction="none")
-        losses = {"loss_mask": (weights * pixel_losses.mean(dim=(1, 2))).sum()}
+        if self.options.masks == "projection":
+            mask_losses = projection_losses(logits, masks)
+        else:
+            pixel_losses = F.binary_cross_entropy_with_logits(logits, masks, reduction="none")
+            mask_losses = pixel_losses.mean(dim=(1, 2))
+        losses = {"loss_mask": (weights * mask_losses).sum()}
         if self.entropy_weight:
             entropy = (weights * mask_entropy(logits)).sum()
             losses["mask_entropy"] = -self.entropy_weight * entropy

@@ -10,8 +10,8 @@ import numpy as np
 
 from annocoin.data.images import read_image
 from annocoin.engine.pseudo_labels import PseudoLabels
-from annocoin.engine.rounds import PREDICTION_FILE
 from annocoin.engine.run_directory import TENSORBOARD
+from annocoin.engine.shared_stages import PREDICTION_FILE
 from annocoin.errors import InputError
 from annocoin.prediction.networks import read_prediction
 from annocoin.prediction.predictor import Predictor
@@ -92,7 +92,7 @@ def images_by_round(
         stage = {"seeds": "prediction", "final": "final prediction"}.get(
             name, f"{name}, prediction"
         )
-        network = data.folder(stage)
+        network = data.folder(stage) or data.folder("prediction")
         predict = None
         if network is not None and (network / PREDICTION_FILE).is_file():
             net, _ = read_prediction(network / PREDICTION_FILE)

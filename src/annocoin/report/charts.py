@@ -21,6 +21,13 @@ ROW, NAME_WIDTH = 22, 116
 MAX_POINTS = 240
 """Of a line; longer ones are averaged."""
 
+FILE_STYLE = (
+    "text{font:9px sans-serif;fill:#333}.title{font-size:12px}.grid{stroke:#ddd}.axis{stroke:#888}"
+    ".divider{stroke:#bbb;stroke-dasharray:3}.line{fill:none;stroke:var(--shade);stroke-width:1.5}"
+    ".reference{stroke:#999;stroke-dasharray:4}.bar,.dot{fill:var(--shade)}"
+)
+"""Of a chart in a file of its own; the page has its own style."""
+
 Range = tuple[float, float]
 
 
@@ -87,6 +94,27 @@ class Chart:
     def svg(self) -> Markup:
         """The chart as an SVG element; its colours are CSS classes s0, s1, ..."""
         return _bars(self) if self.kind == "bars" else _lines(self)
+
+    def svg_file(self) -> str:
+        """The chart as an SVG file, with title, legend and colours."""
+        inner = self.svg()
+        width, height = (float(side) for side in inner.split('"')[3].split()[2:])
+        legend = [series for series in self.series if not series.reference]
+        legend = legend if len(legend) > 1 else []
+        rows = [
+            _element("rect", f"bar s{i % len(OKABE_ITO)}", x=12, y=28 + 14 * i, width=9, height=9)
+            + _text(series.name, 26, 36 + 14 * i, "start")
+            for i, series in enumerate(legend)
+        ]
+        top = 26 + 14 * len(legend)
+        opening = Markup('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}">').format(
+            width, top + height
+        )
+        title = _text(self.title, 12, 18, "start", "title")
+        shades = [f".s{i}{{--shade:{shade}}}" for i, shade in enumerate(OKABE_ITO)]
+        style = Markup("<style>{}</style>").format(Markup(FILE_STYLE + "".join(shades)))
+        placed = Markup(str(inner).replace("<svg ", f'<svg y="{top}" height="{height:g}" ', 1))
+        return str(opening + style + title + Markup("").join(rows) + placed + Markup("</svg>"))
 
     def save(self, folder: Path) -> list[Path]:
         """Write it as NAME.png and NAME.pdf."""

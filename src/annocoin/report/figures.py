@@ -16,8 +16,8 @@ from annocoin.conditional.samples import Samples
 from annocoin.data.dataset import EvaluationDataset, WeakDataset
 from annocoin.data.images import read_image
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels
-from annocoin.engine.rounds import PREDICTION_FILE
 from annocoin.engine.run_directory import RESULT
+from annocoin.engine.shared_stages import PREDICTION_FILE
 from annocoin.errors import InputError
 from annocoin.evaluation.confidence import true_ious
 from annocoin.files import read_json

@@ -22,6 +22,7 @@ import torch
 
 from annocoin import files
 from annocoin.data.dataset import EvaluationDataset, LabelledImage, WeakDataset
+from annocoin.engine.methods import ANNOCOIN, METHODS
 from annocoin.engine.run_directory import Log
 from annocoin.errors import InputError, plural
 from annocoin.evaluation.confidence import rank_figures
@@ -55,6 +56,7 @@ MAX_IMAGES = 10_000
 
 SUPERVISION = {
     "image": "image tags",
+    "count": "image tags with counts",
     "box": "boxes",
     "point": "points",
     "mixed": "mixed labels",
@@ -296,6 +298,8 @@ def facts(data: RunData) -> dict[str, str]:
     rounds = f"{plural(config['rounds'], 'round')} of K = {samples} samples"
     if data.result["supervision"] == "mask":
         rounds = "full supervision"
+    elif config.get("method", ANNOCOIN) != ANNOCOIN:
+        rounds = METHODS[config["method"]].title
     elif not config["rounds"]:
         rounds = "no rounds, regions retrieved for the seeds"
     memory = max((cost.memory for cost in data.costs.values() if cost.memory), default=None)

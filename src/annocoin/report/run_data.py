@@ -115,18 +115,22 @@ class RunData:
 
     @cached_property
     def labels(self) -> dict[str, PseudoLabelFolder]:
-        """The pseudo labels by round: "round 1", .., "final"; "seeds" of a run without rounds."""
+        """The pseudo labels by round: "round 1", .., "final".
+
+        Of a run without rounds, "seeds"; of a peer, its name.
+        """
         folders = {}
         for each in self.result["stages"]:
             stage = each["stage"]
-            name = "seeds" if stage == "retrieved labels" else stage.removesuffix(" samples")
+            name = stage.removesuffix(" samples").removesuffix(" labels")
+            name = "seeds" if name == "retrieved" else name
             if name != stage and (self.path / each["folder"]).is_dir():
                 folders[name.removesuffix(",")] = PseudoLabelFolder(self.path / each["folder"])
         return folders
 
     def round_figures(self, name: str) -> dict[str, float]:
         """What was measured of a round's pseudo labels with true masks; empty if nothing was."""
-        stages = ("retrieved labels", f"{name}, samples", f"{name} samples")
+        stages = ("retrieved labels", f"{name} labels", f"{name}, samples", f"{name} samples")
         return next((self.figures[stage] for stage in stages if stage in self.figures), {})
 
     @cached_property

@@ -67,6 +67,7 @@ def retrieve(
     annotation: Annotation,
     method: Method = "votes",
     *,
+    scores: Tensor | None = None,
     box_overlap: float = 0.5,
     nms_threshold: float = 0.3,
 ) -> Retrieved:
@@ -81,6 +82,7 @@ def retrieve(
             objectness, response and class probability; "objectness", the highest region score
             (as in WISE), both among regions that contain the peak; "response", the best fit to
             the peak response map (as in PRM).
+        scores: of each region for each seed, [N, P], instead of those of a method.
         nms_threshold: a tag's region is dropped if its IoU with the region of a better seed of its
             class is higher.
     """
@@ -94,7 +96,7 @@ def retrieve(
     if len(seeds) == 0 or len(regions) == 0:
         empty = torch.zeros(0, dtype=torch.int64)
         return Retrieved(empty, empty, torch.zeros(0))
-    scores = SCORES[method](regions, seeds)
+    scores = SCORES[method](regions, seeds) if scores is None else scores
     scores = _restrict_to_annotation(scores, regions, seeds, annotation, box_overlap)
     best_scores, best = scores.max(dim=1)
     is_tag = [annotation[index].kind == "tag" for index in seeds.annotation_index.tolist()]

@@ -154,9 +154,10 @@ def seeds_are_current(path: Path, annotation: Annotation) -> bool:
 
 
 def annotation_digest(annotation: Annotation) -> str:
-    """A digest of the image size and of the class and location of every weak label."""
+    """A digest of the image size and of the class, location and count of every weak label."""
     fields = [
         (label.label, label.box, label.point, label.mask and label.mask["counts"], label.crowd)
+        + (() if label.count is None else (label.count,))  # seeds without counts stay valid
         for label in annotation
     ]
     return hashlib.sha256(repr((annotation.size, fields)).encode()).hexdigest()[:16]

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from annocoin import masks as rle
 from annocoin.backbones import Image, Precision, resize_longest_side
+from annocoin.data.dataset import MAX_COUNT
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.seeds.back_propagation import PeakBackPropagation, RuleName
 from annocoin.seeds.class_maps import ClassMapper
@@ -185,7 +186,8 @@ def select_peaks(
     """Peaks for every weak label of an image, at least one each.
 
     A tag gets the peaks of its class whose probability is near that of the best one; all tags
-    together at most `MAX_SEEDS`, each the same number of the best ones. A box gets
+    together at most `MAX_SEEDS`, each the same number of the best ones. A tag with a count gets as
+    many peaks, one with a count of more than `MAX_COUNT` at least as many. A box gets
     the best peak inside it, or its best cell if it has no peak; a point or a mask gets the cell at
     its location.
 
@@ -207,7 +209,8 @@ def select_peaks(
             x, y = location
             cells = [(int((rows - y).abs().argmin()), int((columns - x).abs().argmin()))]
         elif weak_label.box is None:
-            cells = _best_cells(maps[channel], is_peak[channel], threshold)[:most]
+            least, limit = _number_of_peaks(weak_label.count, most)
+            cells = _best_cells(maps[channel], is_peak[channel], threshold, least)[:limit]
         else:
             inside = _inside(weak_label.box, rows, columns)
             peaks_inside = inside & is_peak[channel]
@@ -274,14 +277,27 @@ def _inside(box: Box, rows: Tensor, columns: Tensor) -> Tensor:
     return ((rows >= y0) & (rows < y1))[:, None] & (columns >= x0) & (columns < x1)
 
 
-def _best_cells(values: Tensor, candidates: Tensor, threshold: float) -> list[tuple[int, int]]:
-    """Rows and columns of the candidates near the best one, by falling value; maps are [h, w]."""
+def _number_of_peaks(count: int | None, most: int) -> tuple[int, int]:
+    """The least and the greatest number of peaks of a tag."""
+    if count is None:
+        return 1, most
+    return (count, count) if count <= MAX_COUNT else (count, max(count, most))
+
+
+def _best_cells(
+    values: Tensor, candidates: Tensor, threshold: float, least: int = 1
+) -> list[tuple[int, int]]:
+    """Rows and columns of the candidates near the best one, by falling value; maps are [h, w].
+
+    Args:
+        least: number of candidates to take even if they are not near it, where there are as many.
+    """
     ordered, order = (
         torch.where(candidates, values, -torch.inf).flatten().sort(descending=True, stable=True)
     )
     # Probabilities in float64: a float32 sigmoid is 1 for logits of 17 and more.
     near = ordered.double().sigmoid() >= threshold * ordered[0].double().sigmoid()
-    near[0] = True
+    near[:least] = True
     width = values.shape[1]
     return [divmod(position, width) for position in order[near & ordered.isfinite()].tolist()]
 

@@ -1,0 +1,80 @@
+"""The command `benchmark`: shared stages once, resume, the same seeds give the same table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from end_to_end.quick import ARGUMENTS
+
+Command = Callable[..., Any]
+
+
+def test_a_comparison(annocoin: Command, scenes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ("benchmark", "comparison", scenes, "--trials", 1, *ARGUMENTS)
+    chosen = ("--methods", "wise,sdi", "--methods", "full")
+    first = annocoin(*command, *chosen, "--out", out)
+    assert first.code == 0, first.err
+    assert first.out.index("3 runs, in all about") < first.out.index("full, trial 0")
+    assert "| WISE (Laradji 2019) | tags | 1 |" in first.out
+    assert not list((out / "runs").glob("*/stages/regions-*")), "computed once, for all"
+    table = json.loads((out / "comparison.json").read_text())
+    assert list(table["rows"]) == ["full", "wise", "sdi"]
+    assert table["rows"]["full"]["labels"] == {}
+    assert set(table["rows"]["sdi"]["labels"]) == {"0.25", "0.5", "0.7", "0.75"}
+    assert sorted(path.name for path in (out / "shared").iterdir())[:2] == ["classifier", "regions"]
+    again = annocoin(*command, *chosen, "--out", out)
+    assert "prediction: done before" in again.out
+    repeated = json.loads((out / "comparison.json").read_text())
+    assert repeated["rows"] == table["rows"]
+
+
+def test_the_same_seeds_give_the_same_table(
+    annocoin: Command, scenes: Path, tmp_path: Path
+) -> None:
+    tables = []
+    for name in ("a", "b"):
+        command = ("benchmark", "comparison", scenes, "--methods", "sdi", "--trials", 1)
+        outcome = annocoin(*command, *ARGUMENTS, "--out", tmp_path / name)
+        assert outcome.code == 0, outcome.err
+        content = json.loads((tmp_path / name / "comparison.json").read_text())
+        del content["rows"]["sdi"]["trials"]["0"]["seconds"]
+        tables.append(content)
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("comparisons", "{scenes}"), "benchmark 'comparisons'; expected one of comparison"),
+        (("comparison", "{scenes}", "--methods", "best"), "--methods 'best'; expected one of full"),
+        (("terms", "{scenes}", "--test", "none"), "none"),
+        (("terms", "{scenes}", "--set", "rounds=x"), "--set rounds=x"),
+        (("comparison", "{scenes}/nowhere"), "no such file or folder"),
+    ],
+)
+def test_bad_input_is_one_line(
+    annocoin: Command, scenes: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    command = [word.format(scenes=scenes) for word in arguments]
+    outcome = annocoin("benchmark", *command, "--out", tmp_path / "out", "--preset", "synthetic")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome.err
+    assert message in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_only_says_how_long_it_takes(
+    annocoin: Command, scenes: Path, tmp_path: Path
+) -> None:
+    outcome = annocoin(
+        "benchmark", "diversity", scenes, "--out", tmp_path / "out", "--dry-run", *ARGUMENTS
+    )
+    assert outcome.code == 0, outcome.err
+    assert "12 runs, in all about" in outcome.out
+    assert "Pr_p-PW_c: 3 runs of about" in outcome.out
+    assert not (tmp_path / "out").exists()
