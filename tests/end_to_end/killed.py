@@ -39,8 +39,8 @@ from annocoin.regions.proposals import RegionOptions  # noqa: E402
 from end_to_end.quick import QUICK  # noqa: E402
 
 Command = Callable[[Path], Any]
-EXEMPT = ("costs.json", "environment.json", "report.html", ".lock")
-"""Files with times; TensorBoard's have them as well."""
+EXEMPT = ("costs.json", "report.html", ".lock")
+"""Files with times and measured memory; TensorBoard's have them as well."""
 
 
 def train(

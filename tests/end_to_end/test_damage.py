@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from annocoin.data.loading import load_evaluation
+from annocoin.engine.stage import COSTS
 from annocoin.errors import InputError
+from annocoin.report.page import write_report
 from end_to_end.killed import contents
 from end_to_end.quick import train
 from end_to_end.test_runs_survive import ENVIRONMENT, TESTS, output_of
@@ -55,6 +58,23 @@ def test_a_run_on_a_full_disk_names_the_file_and_resumes_to_the_same_bytes(
     ours = {name for name in expected if not name.startswith("labelling/")}  # by other tests
     assert actual.keys() == ours
     assert [name for name in actual if actual[name] != expected[name]] == []
+
+
+def test_equal_runs_have_equal_files_but_for_times(
+    runs: dict[str, Path], scenes: Path, tmp_path: Path
+) -> None:
+    truth, again = load_evaluation(scenes, split="train"), tmp_path / "image"
+    train(scenes, again, "image", truth=truth)
+    before, after = contents(runs["image"]), contents(again)
+    assert after.keys() == {name for name in before if not name.startswith("labelling/")}
+    assert [name for name in after if after[name] != before[name]] == []
+    for path in runs["image"].rglob(COSTS):  # then the reports are equal as well
+        shutil.copy(path, again / path.relative_to(runs["image"]))
+    pages = []
+    for number, run in enumerate((runs["image"], again)):
+        page = tmp_path / str(number) / "report.html"
+        pages.append(write_report(run, truth=truth, out=page).read_bytes())
+    assert pages[0] == pages[1]
 
 
 LIMITED = """
