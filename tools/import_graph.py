@@ -37,6 +37,7 @@ ROOMS = {
     "evaluation": ("evaluation",),
     "report": ("report",),
     "api": ("trained", "api", "demo", "__init__"),
+    "benchmark": ("benchmark",),
     "cli": ("cli", "__main__"),
 }
 """The modules and packages of each room, rooms in the order of data flow."""

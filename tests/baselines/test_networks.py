@@ -33,7 +33,7 @@ def test_a_network_learns_and_labels_better_than_random_regions(
     train(weak, inputs, file, seed=0, trainer=trainer)
     losses = [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
-    labels = labels_of(larger_world, method, classifier=classifier, network=file)
+    labels = labels_of(larger_world, method, 4, classifier=classifier, network=file)
     assert quality(larger_world, labels) > random_quality(larger_world) + 0.25
 
 

@@ -101,15 +101,18 @@ def mean_best_iou(labels: Instances, truth: Instances) -> float:
     return float((iou * same).max(axis=1, initial=0).mean())
 
 
-def labels_of(world: World, method: str, **files: Any) -> dict[ImageId, Instances]:
-    """The labels of a peer for every image."""
+def labels_of(
+    world: World, method: str, count: int | None = None, **files: Any
+) -> dict[ImageId, Instances]:
+    """The labels of a peer for the first `count` images, default all."""
     label = PEERS[method].labeller(world.inputs(method, **files))
-    return {image.image_id: label(image) for image in world.weak(METHODS[method].supervision[0])}
+    weak = world.weak(METHODS[method].supervision[0])[:count]
+    return {image.image_id: label(image) for image in weak}
 
 
 def quality(world: World, labels: Mapping[ImageId, Instances]) -> float:
-    """`mean_best_iou`, averaged over the images."""
-    return fmean(mean_best_iou(labels[i.image_id], world.truth(i.image_id)) for i in world.labelled)
+    """`mean_best_iou`, averaged over the labelled images."""
+    return fmean(mean_best_iou(each, world.truth(image_id)) for image_id, each in labels.items())
 
 
 def random_quality(world: World, draws: int = 20) -> float:
