@@ -314,9 +314,10 @@ def check_format(path: Path) -> None:
     """Raise if a run was made by another version of annocoin."""
     environment = _read(path / ENVIRONMENT)
     if environment.get("run_format") != RUN_FORMAT:
+        other = environment.get("annocoin", "(no version)")
         raise InputError(
-            f"{path}: a run of annocoin {environment.get('annocoin')}, which this version cannot "
-            "use; train anew in another folder"
+            f"{path}: a run of annocoin {other}, which this version cannot use; train anew in "
+            "another folder"
         )
 
 
