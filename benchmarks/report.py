@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from annocoin import files
-from annocoin.files import read_json
+from annocoin.files import read_json, read_record, write_record
 from annocoin.report.page import write_report
 from annocoin.report.run_data import DATASET, read_run
 
@@ -61,9 +61,9 @@ def enlarge(source: Path, run: Path, count: int) -> Path:
     data = read_run(run)
     for folder in data.labels.values():
         index = folder.path / folder.index_name
-        content = read_json(index)
+        content = read_record(index)
         content["images"] = _repeated(content["images"], "image_id", count)
-        files.write_json(index, content)
+        write_record(index, content)
     recorded = read_json(run / DATASET)
     rows = [{"image_id": row[0], "row": row[1:]} for row in recorded["images"]]
     recorded["images"] = [
