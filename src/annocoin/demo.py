@@ -11,7 +11,8 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from annocoin.engine.preflight import Precomputed
 from annocoin.engine.presets import configure
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import evaluate
+from annocoin.progress import format_duration, time_left
 from annocoin.regions.storage import RegionFolder
 from annocoin.report import overlay
 from annocoin.report.comparison import write_comparison
@@ -42,14 +44,30 @@ COMMAND = "annocoin demo"
 SUMMARY = "summary.json"
 STARTED = ".demo"
 PRESET = "synthetic"
-STEPS = {
+CHANGES = {
     "classifier.epochs": "4",
+    "seeds.size": "300",
+    "seeds.threshold": "0.85",
     "conditional.training.initial_steps": "60",
     "conditional.training.steps": "15",
-    "prediction.training.steps": "90",
-    "prediction.training.final_steps": "210",
+    "prediction.training.steps": "80",
+    "prediction.training.final_steps": "180",
 }
-"""Fewer than the preset has: the scenes of the demo are easy."""
+"""Fewer peaks and steps than the preset has: the scenes of the demo are easy."""
+
+STAGE_SECONDS = {
+    "photographs": 4.0,
+    "scenes": 5.0,
+    "regions": 35.0,
+    "classifier": 12.0,
+    "seeds": 30.0,
+    "training in four settings": 250.0,
+    "labels, pictures and page": 10.0,
+}
+"""About, on two cores, for the time that is left."""
+
+DONE_BEFORE = 0.1
+"""Share of its seconds in which a stage cannot have been done anew."""
 
 PREDICTIONS = "predictions.json"
 NETWORK = "voc"
@@ -58,6 +76,14 @@ IMAGES = 240
 SHOWN_SCENES = 8
 LABELLED_SCENES = 16
 MIN_SHOWN_SCORE = 0.5
+FILES = {
+    "photographs.jpg": f"predictions of {NETWORK}, the network of the package",
+    "picture.jpg": "predictions on test scenes, and the truth",
+    "rounds.jpg": "samples and predictions of the first and the last round, from tags",
+    "labels": "masks for the tags of some scenes, in four formats",
+    "image/report.html": "the run from tags, with a gallery; the others likewise",
+    SUMMARY: "the figures",
+}
 
 
 @dataclass(frozen=True)
@@ -90,37 +116,77 @@ def run_demo(
         seed: random seed of the training.
         changes: of the preset's options.
     """
-    started = time.monotonic()
+    stages = _Stages()
     _prepare_folder(out)
-    _predict_photographs(out / "photographs.jpg")
+    with stages.timed("photographs"):
+        _predict_photographs(out / "photographs.jpg")
     data = out / "data"
-    if not data.exists():
-        write_synthetic(data, images=images, style=EASY)
+    with stages.timed("scenes"):
+        if not data.exists():
+            write_synthetic(data, images=images, style=EASY)
     images = len(load_evaluation(data))  # of the demo that is resumed, if one is
-    runs = _train(out, data, seed, {**STEPS, **(changes or {})})
+    runs = _train(out, data, seed, {**CHANGES, **(changes or {})}, stages)
     test = load_evaluation(data, split="val")
-    print(f"mAP (%) on {len(test)} test scenes, protocol chainercv")
-    predictions, summary = {}, {}
-    for setting in SETTINGS:
-        name = setting.name
-        predictions[name] = read_predictions(runs[name].path / PREDICTIONS, test)
-        mean = evaluate(predictions[name], test, protocol="chainercv").mean
-        summary[name] = {f"{threshold:g}": value for threshold, value in mean.items()}
-        cells = "   ".join(f"@{t} {100 * value:5.1f}" for t, value in summary[name].items())
-        print(f"  {setting.title:26s} {cells}")
-    page = write_comparison([runs[setting.name].path for setting in SETTINGS], out / "report.html")
-    _label(out, runs["image"], data)
-    _draw(test, predictions, out / "picture.jpg")
-    picture = rounds_figure(runs["image"].path, load_weak(data, "image", split="train"))
-    overlay.save(picture, out / "rounds.jpg")
-    seconds = time.monotonic() - started
-    content = {"command": COMMAND, **summary, "seconds": seconds, "images": images, "seed": seed}
-    files.write_json(out / SUMMARY, content, indent=2)
+    predictions = {
+        name: read_predictions(run.path / PREDICTIONS, test) for name, run in runs.items()
+    }
+    with stages.timed("labels, pictures and page"):
+        _label(out, runs["image"], data)
+        _draw(test, predictions, out / "picture.jpg")
+        picture = rounds_figure(runs["image"].path, load_weak(data, "image", split="train"))
+        overlay.save(picture, out / "rounds.jpg")
+        page = write_comparison([run.path for run in runs.values()], out / "report.html")
+    summary = _print_table(test, predictions)
+    content = {"command": COMMAND, **summary, "seconds": stages.seconds, "images": images}
+    files.write_json(out / SUMMARY, {**content, "seed": seed}, indent=2)
     (out / STARTED).unlink(missing_ok=True)
-    print(f"{seconds / 60:.1f} min. {out}/picture.jpg: predictions on test scenes.")
-    print(f"{out}/rounds.jpg: samples and predictions of the first and the last round.")
-    print(f"{page}: the four runs side by side. {out}/image/report.html: the run from tags.")
-    print(f"{out}/labels: masks for the tags in four formats. {out}/{SUMMARY}: figures.")
+    print(f"{format_duration(stages.seconds)}. In {out} are:")
+    for name, description in FILES.items():
+        print(f"  {name:18s} {description}")
+    print(f"Open {page}: the four runs side by side.")
+
+
+class _Stages:
+    """The time that the stages of the demo take, a line each."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.expected, self.measured = dict(STAGE_SECONDS), dict[str, float]()
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        before = time.monotonic()
+        yield
+        seconds = time.monotonic() - before
+        if seconds < DONE_BEFORE * self.expected[name]:  # in a demo that was interrupted
+            self.expected.pop(name)
+        else:
+            self.measured[name] = seconds
+        left = time_left(self.expected, self.measured)
+        print(f"{name}: {format_duration(seconds)}{f'; {left}' if left else ''}", flush=True)
+
+
+def _print_table(
+    test: EvaluationDataset, predictions: Mapping[str, Mapping[ImageId, Instances]]
+) -> dict[str, dict[str, float]]:
+    """Print and return mAP by setting and IoU threshold."""
+    summary = {}
+    for setting in SETTINGS:
+        mean = evaluate(predictions[setting.name], test, protocol="chainercv").mean
+        summary[setting.name] = {f"{threshold:g}": value for threshold, value in mean.items()}
+    print(f"\nmAP (%) on {len(test)} test scenes, protocol chainercv")
+    thresholds = list(summary["full"])
+    print(f"  {'at IoU':26s}" + "".join(f"{threshold:>8s}" for threshold in thresholds))
+    for setting in SETTINGS:
+        values = summary[setting.name].values()
+        print(f"  {setting.title:26s}" + "".join(f"{100 * value:8.1f}" for value in values))
+    print()
+    return summary
 
 
 def _predict_photographs(path: Path) -> None:
@@ -134,7 +200,7 @@ def _predict_photographs(path: Path) -> None:
         pixels = read_image(image.image_path())
         pictures.append(overlay.draw(pixels, image.annotation, predicted.classes))
     overlay.save(overlay.sheet(pictures, len(pictures)), path)
-    print(f"{path}: predictions of the network of the package, {NETWORK}", flush=True)
+    print(f"{path}: predictions of {NETWORK}, the network of the package", flush=True)
 
 
 def _prepare_folder(out: Path) -> None:
@@ -157,20 +223,26 @@ def _is_finished(folder: Path) -> bool:
     return isinstance(content, dict) and content.get("command") == COMMAND
 
 
-def _train(out: Path, data: Path, seed: int, changes: Mapping[str, str]) -> dict[str, TrainedRun]:
+def _train(
+    out: Path, data: Path, seed: int, changes: Mapping[str, str], stages: _Stages
+) -> dict[str, TrainedRun]:
     """The runs by name. Regions, classifier and seeds are computed once for all."""
     shared = out / "shared"
     tags, boxes = (load_weak(data, kind, split="train") for kind in ("image", "box"))
     config = configure(PRESET, tags.classes, changes, seed=seed)
-    regions = make_regions(tags, shared / "regions", config.regions)
-    make_classifier(tags, shared / "seeds-image", config.classifier, seed=seed)
+    with stages.timed("regions"):
+        regions = make_regions(tags, shared / "regions", config.regions)
+    with stages.timed("classifier"):
+        make_classifier(tags, shared / "seeds-image", config.classifier, seed=seed)
     classifier = shared / "seeds-image" / CLASSIFIER_FILE
-    for dataset in (tags, boxes):
-        folder = shared / f"seeds-{dataset.supervision}"
-        make_seeds(dataset, regions, folder, config.seeds, classifier=classifier)
-    tasks = [(setting, out, data, seed, changes) for setting in SETTINGS]
+    with stages.timed("seeds"):
+        for dataset in (tags, boxes):
+            folder = shared / f"seeds-{dataset.supervision}"
+            make_seeds(dataset, regions, folder, config.seeds, classifier=classifier)
+    tasks = [(setting, out, data, seed, changes) for setting in SETTINGS]  # the longest first
     jobs = min(cores(), 2)
-    work_through(tasks, _Training, "training in 4 settings", jobs=jobs, problems=Problems())
+    with stages.timed("training in four settings"):
+        work_through(tasks, _Training, "training in 4 settings", jobs=jobs, problems=Problems())
     return {setting.name: TrainedRun(out / setting.name) for setting in SETTINGS}
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from annocoin.data.loading import load_evaluation, load_labelled
-from annocoin.demo import SETTINGS, STARTED
+from annocoin.demo import FILES, SETTINGS, STAGE_SECONDS, STARTED
 from annocoin.evaluation.evaluator import evaluate
 from annocoin.trained import TrainedRun, predict_dataset
 from end_to_end.quick import OVERRIDES
@@ -40,6 +40,10 @@ def test_the_demo_writes_all_that_it_names(annocoin: Callable[..., Any], tmp_pat
     assert not (out / STARTED).exists()
     for text in ("from tags", "from boxes", "without rounds", "from true masks", "picture.jpg"):
         assert text in outcome.out
+    lines = outcome.out.splitlines()
+    assert all(any(line.startswith(f"{stage}: ") for line in lines) for stage in STAGE_SECONDS)
+    assert lines[-1] == f"Open {out / 'report.html'}: the four runs side by side."
+    assert all((out / name).exists() for name in FILES)
     (out / "old").write_text("of the finished demo")
     (out / STARTED).touch()  # as if it had been interrupted: it is resumed
     (out / "summary.json").unlink()
