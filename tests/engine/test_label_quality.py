@@ -34,9 +34,15 @@ def test_classes_with_few_images_are_named_with_their_number() -> None:
     ("tag_map", "warned"), [(0.3, True), (0.59, True), (0.6, False), (1, False)]
 )
 def test_a_classifier_that_does_not_find_the_tags(tag_map: float, warned: bool) -> None:
-    lines = check_tag_map(tag_map)
+    lines = check_tag_map(tag_map, "image")
     assert len(lines) == warned
     assert not warned or f"{100 * tag_map:.0f} %" in lines[0]
+
+
+def test_boxes_and_points_need_no_good_classifier() -> None:
+    assert check_tag_map(0.3, "count")
+    assert not check_tag_map(0.3, "box")
+    assert not check_tag_map(0.3, "point")
 
 
 def masks(*heights: int) -> Instances:

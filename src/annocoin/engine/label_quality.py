@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from annocoin.data.dataset import LabelledImages, WeakDataset
+from annocoin.data.dataset import LabelledImages, Supervision, WeakDataset
 from annocoin.types import ImageId, Instances
 
 MIN_IMAGES_PER_CLASS = 20
@@ -50,9 +50,12 @@ def check_class_sizes(
     return [f"warning: fewer than {least} images of {names}; expect poor masks of them"]
 
 
-def check_tag_map(tag_map: float) -> list[str]:
-    """A warning if a classifier does not even find the tags of its training images."""
-    if tag_map >= MIN_TAG_MAP:
+def check_tag_map(tag_map: float, supervision: Supervision) -> list[str]:
+    """A warning if a classifier does not even find the tags of its training images.
+
+    Boxes and points say where objects are, so that labels depend little on the classifier.
+    """
+    if tag_map >= MIN_TAG_MAP or supervision in ("box", "point"):
         return []
     return [
         f"warning: the classifier's tag mAP is {100 * tag_map:.0f} %; the labels will be poor: are "

@@ -99,7 +99,8 @@ class SharedStages(ABC):
         else:
             return None
         self.run.do(stage, work)
-        for line in label_quality.check_tag_map(stage.figures.get("tag_map", 1.0)):
+        tag_map = stage.figures.get("tag_map", 1.0)
+        for line in label_quality.check_tag_map(tag_map, self.dataset.supervision):
             self.run.log(line)
         self.networks["classifier"] = stage.folder / CLASSIFIER_FILE
         return stage

@@ -140,7 +140,8 @@ class RunData:
 
     def warnings(self) -> list[str]:
         """Signs that something went wrong, as `train` prints them."""
-        lines = label_quality.check_tag_map(self.figures.get("classifier", {}).get("tag_map", 1.0))
+        tag_map = self.figures.get("classifier", {}).get("tag_map", 1.0)
+        lines = label_quality.check_tag_map(tag_map, self.result["supervision"])
         if self.labels:
             last = list(self.labels.values())[-1]
             some = _some(list(last), MEASURED_IMAGES)
