@@ -236,12 +236,14 @@
     find("set").addEventListener("change", () => { set = data.sets[Number(find("set").value)]; fill(); update(); });
     for (const id of ["class", "sort", "low", "high", "iou-low", "iou-high"]) find(id).addEventListener("input", update);
     form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("reset", () => setTimeout(() => {
+    form.querySelector("button[type=reset]").addEventListener("click", (event) => {
+      event.preventDefault();
+      form.reset(); // at once: its event comes before the controls have their values
       for (const layer of available) setLayer(layer, !HIDDEN.includes(layer));
       set = data.sets[0];
       fill();
       update();
-    }));
+    });
     grid.addEventListener("keydown", (event) => {
       const tiles = [...grid.children], at = tiles.indexOf(document.activeElement);
       const columns = getComputedStyle(grid).gridTemplateColumns.split(" ").length;
