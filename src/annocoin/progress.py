@@ -1,4 +1,4 @@
-"""Progress of long loops: a bar on a terminal, one line elsewhere."""
+"""Progress of long loops: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIN_ITEMS, MIN_SECONDS = 4, 5.0
 """Items and seconds to measure before the total time is estimated."""
 
 LINE_SECONDS = 300.0
-"""Between the lines of work that has a status, without a terminal."""
+"""Between the lines of long work, without a terminal."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -49,7 +49,7 @@ def track(
     """Iterate over `items` with progress, remaining time and memory in use on stderr.
 
     On a terminal this is a bar that vanishes at the end, elsewhere one line with the estimated
-    total time, if that is more than a minute; with a status further ones, every few minutes.
+    total time, if that is more than a minute, and further ones every few minutes.
 
     Args:
         status: describes the state of the work, such as the loss of a training.
@@ -160,14 +160,15 @@ def _with_lines(
         elapsed = time.monotonic() - started
         if done > MIN_ITEMS and elapsed > due:
             left = elapsed / (done - 1) * (total - done)
-            if due > MIN_SECONDS and status is not None:
-                shown = f"{done} of {total}, {status()}, {format_duration(left)} left"
+            if due > MIN_SECONDS:
+                state = "" if status is None else f"{status()}, "
+                shown = f"{done} of {total}, {state}{format_duration(left)} left"
                 print(f"{description}: {shown}", file=sys.stderr, flush=True)
             elif elapsed + left > 60:
                 seconds = elapsed / (done - 1) * total
                 shown = f"{total} to do, about {format_duration(seconds)}"
                 print(f"{description}: {shown}", file=sys.stderr, flush=True)
-            due = elapsed + LINE_SECONDS if status is not None else float("inf")
+            due = elapsed + LINE_SECONDS
         yield item
 
 
