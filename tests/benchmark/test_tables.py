@@ -13,7 +13,7 @@ from annocoin.benchmark import published
 from annocoin.benchmark.rows import Row, rows_of
 from annocoin.benchmark.runs import Options
 from annocoin.benchmark.tables import write_tables
-from annocoin.data.dataset import EvaluationDataset
+from annocoin.data.dataset import EvaluationDataset, Supervision
 from annocoin.data.loading import load_evaluation
 from annocoin.engine.methods import METHODS
 from annocoin.engine.presets import configure
@@ -28,14 +28,15 @@ def test_set(scenes: Path) -> EvaluationDataset:
     return load_evaluation(scenes, split="val")
 
 
-def figures(value: float) -> dict[str, Any]:
+def figures(value: float, disc: float | None = None) -> dict[str, Any]:
     """What a run gives, with mAP `value` and less at higher thresholds."""
     means = {t: value - 0.1 * i for i, t in enumerate(("0.25", "0.5", "0.7", "0.75"))}
     return {
         "test": means,
         "per_class": {t: {"cat": mean, "dog": None} for t, mean in means.items()},
         "labels": {"0.5": 0.5, "0.75": 0.25},
-        "seconds": 1.0,
+        "disc": disc,
+        "seconds": 90.0,
     }
 
 
@@ -98,14 +99,75 @@ def test_means_and_spreads_over_trials(test_set: EvaluationDataset, tmp_path: Pa
     lines = (tmp_path / "comparison.md").read_text().splitlines()
     assert (
         "| PRM | tags | 2 | 60.0 ± 14.1 | 50.0 ± 14.1 | 40.0 ± 14.1 | 30.0 ± 14.1 | 50.0 | 25.0 "
-        "| - / 26.8 / - / - |"
+        "| 1.5 | - / 26.8 / - / - |"
     ) in lines
-    assert "| SDI | boxes | 0 | - | - | - | - | - | - | - / - / - / - |" in lines
+    assert "| SDI | boxes | 0 | - | - | - | - | - | - | - | - / - / - / - |" in lines
     assert any("WeakSAM, Mask2Former" in line and "64.4" in line for line in lines)
     drawing = ET.fromstring((tmp_path / "comparison.svg").read_text())
     texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert "IoU 0.5" in texts
     assert "IoU 0.75" in texts
+
+
+def test_the_objective_has_a_column_and_no_paper_none(
+    test_set: EvaluationDataset, tmp_path: Path
+) -> None:
+    rows = [Row("ours", "ours"), Row("one-network", "one network"), Row("later", "later")]
+    results: dict[str, dict[str, Any]] = {
+        "ours": {"0": figures(0.5, 0.25), "1": figures(0.5, 0.75)},
+        "one-network": {"0": figures(0.5)},
+        "later": {},
+    }
+    content = write_tables("departures", rows, results, test_set, tmp_path, Options(trials=2))
+    assert content["rows"]["ours"]["disc"] == 0.5
+    text = (tmp_path / "departures.md").read_text()
+    assert "| labels @0.75 | DISC | min |\n" in text
+    assert "| 50.0 | 25.0 | 0.50 | 1.5 |\n" in text
+    assert "| 50.0 | 25.0 | - | 1.5 |\n" in text
+    assert "published" not in text.lower()
+
+
+@pytest.mark.parametrize("preset", ["synthetic", "voc-cpu"])
+@pytest.mark.parametrize("supervision", ["image", "box"])
+def test_departures_differ_from_ours_and_from_each_other(
+    preset: str, supervision: Supervision
+) -> None:
+    ours = configure(preset, CLASSES)
+    rows = rows_of("departures", ours, supervision=supervision)
+    configs = {row.title: configure(preset, CLASSES, row.changes) for row in rows}
+    assert configs.pop("ours") == ours
+    assert ours not in configs.values()
+    distinct = {str(config) for config in configs.values()}
+    assert len(distinct) == len(configs)
+    assert len({row.name for row in rows}) == len(rows)
+    assert ("boxes: high overlap" in configs) == (supervision == "box")
+    assert {row.supervision for row in rows} == {supervision}
+
+
+def test_all_printed_is_every_departure_at_once() -> None:
+    rows = {row.title: row.changes for row in rows_of("departures", OURS)}
+    every = configure("synthetic", CLASSES, rows["all printed"])
+    assert every.conditional.scoring.pairwise == "literal"
+    assert every.conditional.scoring.difference == "neighbourhood"
+    assert every.conditional.task_loss.clamp is None
+    assert every.prediction.training.final_steps == 0
+    steps = OURS.rounds * OURS.prediction.training.steps + OURS.prediction.training.final_steps
+    assert every.rounds * every.prediction.training.steps <= steps
+    assert every.rounds * every.prediction.training.steps > steps - every.rounds
+
+
+def test_kinds_of_labels() -> None:
+    rows = {row.name: row for row in rows_of("supervision", OURS)}
+    assert [row.supervision for row in rows.values()] == ["mask", "box", "image", "image"]
+    assert rows["seeds"].rounds == 0
+    assert rows["image"].rounds is None
+
+
+def test_ablations_of_boxes_have_folders_of_their_own_and_no_published_figures() -> None:
+    tags, boxes = rows_of("terms", OURS), rows_of("terms", OURS, supervision="box")
+    assert [row.name for row in boxes] == ["U-box", "UP-box", "UPH-box"]
+    assert [row.name for row in tags] == ["U", "UP", "UPH"]
+    assert not any(row.published for row in boxes)
 
 
 def test_the_table_by_class_has_the_papers_figures_for_its_classes(

@@ -63,6 +63,9 @@ class Options:
         preset, changes, weights: of all runs, see `annocoin.train`.
         trials: number of runs of each row, with random seeds 0, 1, ..
         protocol: of the evaluation.
+        supervision: of the rows that are not about it, see `rows_of`.
+        regions: folder of `annocoin regions`, computed if None.
+        classifier: file of `annocoin classifier`, trained if None.
     """
 
     preset: str = "synthetic"
@@ -70,6 +73,9 @@ class Options:
     weights: Path | None = None
     trials: int = 3
     protocol: str = "chainercv"
+    supervision: Supervision = "image"
+    regions: Path | None = None
+    classifier: Path | None = None
     device: str = AUTO
     jobs: int | None = None
 
@@ -103,7 +109,7 @@ def run_benchmark(
     problems = problems or Problems()
     tags = source.weak("image")
     ours = configure(options.preset, tags.classes, options.changes, weights=options.weights)
-    rows = rows_of(benchmark, ours, methods)
+    rows = rows_of(benchmark, ours, methods, options.supervision)
     configs = {row.name: _config(row, tags.classes, options) for row in rows}
     for line in expected_time(rows, configs, source, options):
         log(line)
@@ -127,22 +133,31 @@ class SharedArtefacts:
 
     def __init__(self, source: Source, folder: Path, options: Options, problems: Problems) -> None:
         self.source, self.folder, self.problems = source, folder, problems
+        self.options = options
         group = single_process(str(open_device(options.device)))
         self.execution = Execution(group, options.jobs, problems)
 
     def of(self, row: Row, config: Config) -> Precomputed:
         """What the runs of a row need not compute."""
-        needs, tags = METHODS[row.method], self.source.weak("image")
+        needs = METHODS[row.method]
         if row.supervision == "mask":
             return Precomputed(classifier=self._classifier(config) if _starts(config) else None)
         regions, seeds = None, None
         if needs.regions:
-            regions = make_regions(tags, self.folder / "regions", config.regions, self.execution)
+            regions = self._regions(config)
             seeds = self._seeds(row, config, regions) if needs.seeds else None
         needed = seeds is not None or needs.classifier or _starts(config)
         return Precomputed(regions, seeds, self._classifier(config) if needed else None)
 
+    def _regions(self, config: Config) -> RegionFolder:
+        if self.options.regions is not None:
+            return RegionFolder(self.options.regions)
+        tags = self.source.weak("image")
+        return make_regions(tags, self.folder / "regions", config.regions, self.execution)
+
     def _classifier(self, config: Config) -> Path:
+        if self.options.classifier is not None:
+            return self.options.classifier
         folder = self.folder / "classifier"
         make_classifier(
             self.source.weak("image"), folder, config.classifier, execution=self.execution
@@ -171,15 +186,20 @@ def expected_time(
         ]
     shared: dict[str, float] = {}
     lines, total = [], 0.0
+    precomputed = Precomputed(
+        None if options.regions is None else RegionFolder(options.regions),
+        classifier=options.classifier,
+    )
     for row in rows:
         config, weak = configs[row.name], source.weak(row.supervision)
-        seconds = stage_seconds(config, stage_images(config, weak, Precomputed()), cores())
+        seconds = stage_seconds(config, stage_images(config, weak, precomputed), cores())
         for name in ("classifier", "regions", "seeds"):
             shared.setdefault(name, seconds.get(name, 0.0))
             shared[name] = max(shared[name], seconds.pop(name, 0.0))
         total += options.trials * sum(seconds.values())
         time = format_duration(sum(seconds.values()))
-        lines.append(f"  {row.name}: {plural(options.trials, 'run')} of about {time}")
+        changes = "".join(f", {key}={value}" for key, value in row.changes.items())
+        lines.append(f"  {row.name}: {plural(options.trials, 'run')} of about {time}{changes}")
     once = sum(shared.values())
     number = plural(options.trials * len(rows), "run")
     head = f"{number}, in all about {format_duration(total + once)} on {plural(cores(), 'core')}"
@@ -189,7 +209,7 @@ def expected_time(
 def figures_of(
     run: TrainedRun, row: Row, source: Source, options: Options, problems: Problems
 ) -> dict[str, Any]:
-    """mAP of a run on the test set, by class, of its last labels, and its seconds."""
+    """mAP of a run on the test set, by class, of its last labels, its last DISC, its seconds."""
     data, test = read_run(run.path), source.test
     evaluation = data.evaluation
     wanted = (options.protocol, len(test), test.labelled.split)
@@ -199,6 +219,7 @@ def figures_of(
         evaluation = record_evaluation(run.path, result, test)
     tables = evaluation["iou"]
     labels = data.round_figures(list(data.labels)[-1]) if data.labels else {}
+    objective = [each["disc"] for each in data.figures.values() if "disc" in each]
     return {
         "test": {threshold: table["mean"] for threshold, table in tables.items()},
         "per_class": {threshold: table["per_class"] for threshold, table in tables.items()},
@@ -207,6 +228,7 @@ def figures_of(
             for key, value in labels.items()
             if key.startswith("map@")
         },
+        "disc": objective[-1] if objective else None,
         "seconds": round(data.seconds, 1),
     }
 
@@ -227,6 +249,7 @@ def _train(
         out / "runs" / f"{row.name}-{trial}",
         options.preset,
         method=row.method,
+        rounds=row.rounds,
         seed=trial,
         changes={**options.changes, **row.changes},
         weights=options.weights,
@@ -244,7 +267,12 @@ def _config(row: Row, classes: tuple[str, ...], options: Options) -> Config:
     changes = {**options.changes, **row.changes}
     try:
         return configure(
-            options.preset, classes, changes, weights=options.weights, method=row.method
+            options.preset,
+            classes,
+            changes,
+            rounds=row.rounds,
+            weights=options.weights,
+            method=row.method,
         )
     except InputError as error:
         raise InputError(f"row {row.name}: {error}") from None

@@ -24,15 +24,18 @@ CLASS_THRESHOLD = "0.5"
 MISSING = "-"
 TITLES = {
     "comparison": "Comparison of methods (the paper's table 1)",
+    "supervision": "The same network from masks, boxes and tags",
     "terms": "Terms of the conditional distribution (the paper's table 2)",
     "diversity": "Probabilistic and pointwise networks (the paper's table 3)",
     "architectures": "Trunks of the conditional network (the paper's table 1)",
     "per-class": "AP by class (the paper's appendix)",
+    "departures": "Departures from the paper's text, each turned back into the printed form",
 }
 NOTE = (
     "Published figures are for PASCAL VOC 2012 val, with other networks and trainings: they show "
     "the order that the papers found, not a target for this dataset."
 )
+DISC_NOTE = "DISC: the objective of the paper after the last round, lower is better."
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """By row and trial, what `figures_of` gives."""
@@ -83,7 +86,11 @@ def markdown(benchmark: str, rows: Sequence[Row], content: Mapping[str, Any]) ->
     lines += _class_table(rows, content) if benchmark == "per-class" else _table(rows, content)
     if benchmark == "comparison":
         lines += ["", "Published later:", "", *_later()]
-    return "\n".join([*lines, "", NOTE, ""])
+    if _has_disc(content):
+        lines += ["", DISC_NOTE]
+    if any(row.published for row in rows):
+        lines += ["", NOTE]
+    return "\n".join([*lines, ""])
 
 
 def charts(benchmark: str, rows: Sequence[Row], content: Mapping[str, Any]) -> list[Chart]:
@@ -129,6 +136,8 @@ def _row_content(row: Row, trials: Mapping[str, Mapping[str, Any]]) -> dict[str,
         "spread": _over(tests, statistics.stdev) if len(tests) > 1 else {},
         "labels": _over(labels, statistics.fmean),
         "per_class": _class_means(classes),
+        "disc": _mean([f["disc"] for f in trials.values() if f["disc"] is not None]),
+        "seconds": _mean([figures["seconds"] for figures in trials.values()]),
         "trials": {trial: dict(figures) for trial, figures in trials.items()},
     }
 
@@ -136,6 +145,14 @@ def _row_content(row: Row, trials: Mapping[str, Mapping[str, Any]]) -> dict[str,
 def _over(trials: Sequence[Mapping[str, float]], statistic: Any) -> dict[str, float]:
     keys = trials[0] if trials else ()
     return {key: round(100 * statistic([trial[key] for trial in trials]), 2) for key in keys}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(statistics.fmean(values), 3) if values else None
+
+
+def _has_disc(content: Mapping[str, Any]) -> bool:
+    return any(row["disc"] is not None for row in content["rows"].values())
 
 
 def _class_means(trials: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
@@ -149,7 +166,8 @@ def _class_means(trials: Sequence[Mapping[str, float | None]]) -> dict[str, floa
 def _table(rows: Sequence[Row], content: Mapping[str, Any]) -> list[str]:
     columns = [f"@{threshold}" for threshold in THRESHOLDS]
     head = ["row", "labels used", "trials", *columns, "labels @0.5", "labels @0.75"]
-    head.append("published @0.25 / .5 / .7 / .75")
+    disc, papers = _has_disc(content), any(row.published for row in rows)
+    head += ["DISC"] * disc + ["min"] + ["published @0.25 / .5 / .7 / .75"] * papers
     lines = [_cells(head), _cells(["---"] * len(head))]
     for row in rows:
         figures = content["rows"][row.name]
@@ -161,9 +179,12 @@ def _table(rows: Sequence[Row], content: Mapping[str, Any]) -> list[str]:
             for t in THRESHOLDS
         ]
         labels = [_format(figures["labels"].get(t)) for t in PLOTTED]
-        given = " / ".join(_format(row.published.get(t)) for t in THRESHOLDS)
         first = [row.title, WEAK_LABELS[row.supervision], str(len(figures["trials"]))]
-        lines.append(_cells([*first, *cells, *labels, given]))
+        last = [MISSING if figures["disc"] is None else f"{figures['disc']:.2f}"] * disc
+        seconds = figures["seconds"]
+        last.append(_format(None if seconds is None else seconds / 60))
+        last += [" / ".join(_format(row.published.get(t)) for t in THRESHOLDS)] * papers
+        lines.append(_cells([*first, *cells, *labels, *last]))
     return lines
 
 

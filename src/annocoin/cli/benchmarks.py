@@ -11,10 +11,12 @@ from annocoin.cli.options import DatasetSource, option
 from annocoin.errors import InputError, check_choice, plural
 
 BENCHMARK = (
-    "comparison (table 1, every method), terms (table 2), diversity (table 3), architectures (the "
-    "conditional network as U-Net or ResNet) or per-class."
+    "comparison (table 1, every method), supervision (masks, boxes, tags, tags without rounds), "
+    "terms (table 2), diversity (table 3), architectures (the conditional network as U-Net or "
+    "ResNet), per-class, or departures (the paper's text, one printed form at a time)."
 )
 METHODS = "Rows of the table, separated by commas; repeatable."
+SUPERVISION = "Labels of the rows of terms, diversity and departures."
 DRY_RUN = "Print the rows and how long they will take, and stop."
 
 
@@ -34,9 +36,14 @@ def benchmark_command(
     trials: Annotated[int, typer.Option(min=1, help="Runs of each row, seeds 0, 1, ...")] = 3,
     split: Annotated[str, option("Image list to train on.")] = "train",
     test: Annotated[str, option("Image list to test on.")] = "val",
+    supervision: Annotated[
+        str, options.choice(("image", "box"), SUPERVISION, synonyms=options.SYNONYMS)
+    ] = "image",
     preset: options.Preset = "synthetic",
     overrides: options.Overrides = None,
     weights: options.Weights = None,
+    regions: options.Regions = None,
+    classifier: options.Classifier = None,
     limit: options.Limit = None,
     protocol: Annotated[str, options.choice(options.PROTOCOLS, "Definition of AP.")] = "chainercv",
     jobs: options.Jobs = None,
@@ -71,7 +78,16 @@ def benchmark_command(
         source,
         out,
         Options(
-            preset, options.parse_overrides(overrides), weights, trials, protocol, device, jobs
+            preset=preset,
+            changes=options.parse_overrides(overrides),
+            weights=weights,
+            trials=trials,
+            protocol=protocol,
+            supervision="box" if supervision == "box" else "image",
+            regions=regions,
+            classifier=classifier,
+            device=device,
+            jobs=jobs,
         ),
         methods=None if methods is None else chosen,
         problems=training.problems,

@@ -41,7 +41,15 @@ METHODS = {
 }
 """With the supervision that each usually has."""
 
-BENCHMARKS = ("comparison", "terms", "diversity", "architectures", "per-class")
+BENCHMARKS = (
+    "comparison",
+    "supervision",
+    "terms",
+    "diversity",
+    "architectures",
+    "per-class",
+    "departures",
+)
 
 SUPERVISION = ("image", "count", "box", "point", "mixed", "mask")
 PROMPT_SUPERVISION = ("image", "box", "point", "mixed")
@@ -129,6 +137,8 @@ WEIGHTS = "Folder with ImageNet weights of the backbones, such as resnet50*.pth.
 Preset = Annotated[str, choice(PRESETS, PRESET)]
 Weights = Annotated[Path | None, option(WEIGHTS, "download", metavar="DIR")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help=OVERRIDES, metavar="KEY=VALUE")]
+Regions = Annotated[Path | None, option("Regions from `annocoin regions`.", metavar="DIR")]
+Classifier = Annotated[Path | None, option("Trained classifier.safetensors.", metavar="FILE")]
 Jobs = Annotated[int | None, option("Worker processes.", "all CPU cores")]
 Device = Annotated[str, option("Device: auto, cpu, cuda, cuda:1 or mps.", metavar="DEVICE")]
 Polygons = Annotated[bool, typer.Option("--polygons", help=POLYGONS)]

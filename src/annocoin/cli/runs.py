@@ -42,9 +42,7 @@ DEFAULT_PAGE = "RUN/report.html, with --compare comparison.html"
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `annocoin train`.")]
 Network = Annotated[Path, typer.Argument(metavar="RUN", help=options.NETWORK)]
-Regions = Annotated[Path | None, option("Regions from `annocoin regions`.", metavar="DIR")]
 Seeds = Annotated[Path | None, option("Seeds from `annocoin seeds`.", metavar="DIR")]
-Classifier = Annotated[Path | None, option("Trained classifier.safetensors.", metavar="FILE")]
 
 
 def demo_command(
@@ -75,9 +73,9 @@ def train_command(
     limit: options.Limit = None,
     more_images: options.MoreImages = None,
     more_tags: options.MoreTags = None,
-    regions: Regions = None,
+    regions: options.Regions = None,
     seeds: Seeds = None,
-    classifier: Classifier = None,
+    classifier: options.Classifier = None,
     measure: Annotated[bool, typer.Option("--measure", help=MEASURE)] = False,
     jobs: options.Jobs = None,
     device: options.Device = options.AUTO_DEVICE,
@@ -150,9 +148,9 @@ def label_command(
     ] = None,
     polygons: options.Polygons = False,
     limit: options.Limit = None,
-    regions: Regions = None,
+    regions: options.Regions = None,
     seeds: Seeds = None,
-    classifier: Classifier = None,
+    classifier: options.Classifier = None,
     jobs: options.Jobs = None,
     device: options.Device = options.AUTO_DEVICE,
     split: options.Split = None,
