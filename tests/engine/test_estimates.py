@@ -30,6 +30,17 @@ def test_the_documented_run_on_photographs() -> None:
     assert sum(seconds.values()) < 140 * 60 < sum(stage_seconds(config, VOC, 1).values())
 
 
+def test_the_documented_run_on_more_photographs() -> None:
+    """docs/benchmarks.md: 6,000 images on two cores, class maps and detections at one size each."""
+    changes = {"rounds": "1", "seeds.map_scales": "[1.4]"}
+    changes["conditional.detection_scales"] = "[1.0]"
+    config = configure("voc-cpu", ("cat",), changes).in_bfloat16()
+    images = replace(VOC, seeds=6000, rounds=(2400, 6000))
+    seconds = stage_seconds(config, images, 2)
+    assert seconds["seeds"] == pytest.approx(1284, rel=0.02)
+    assert seconds["round 1, tables"] == pytest.approx(1084, rel=0.02)  # of the last training's
+
+
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_estimates_scale_with_images_steps_and_cores(name: str) -> None:
     config = configure(name, ("cat", "dog"))

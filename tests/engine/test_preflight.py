@@ -15,7 +15,8 @@ from annocoin.data.loading import load_weak
 from annocoin.engine import preflight
 from annocoin.engine.config import Config
 from annocoin.engine.distribution import single_process
-from annocoin.engine.image_stages import CLASSIFIER_FILE
+from annocoin.engine.image_stages import CLASSIFIER_FILE, Execution, make_regions
+from annocoin.engine.prediction_training import RoundImages
 from annocoin.engine.preflight import (
     Precomputed,
     check_architectures,
@@ -29,6 +30,7 @@ from annocoin.engine.preflight import (
 from annocoin.engine.presets import PRESETS, configure
 from annocoin.errors import InputError, Problems
 from annocoin.progress import format_duration
+from annocoin.regions.proposals import RegionOptions
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture, write_classifier
 
 TRUNK = "conditional.architecture.trunk"
@@ -191,6 +193,21 @@ def test_the_plan_with_estimates(
     *_, memory, disk = plan_with_estimates(*arguments)[0]
     assert "GB of memory are free" in memory
     assert f"GB of disk space are free at {tmp_path}" in disk
+
+
+def test_precomputed_regions_are_needed_for_the_images_that_are_used(
+    weak: WeakDataset, tmp_path: Path
+) -> None:
+    steps = {"prediction.training.steps": "1", "prediction.training.final_steps": "1"}
+    config = configure("synthetic", weak.classes, {"rounds": "1", **steps})
+    used = RoundImages(weak, config).used
+    assert 0 < len(used) < len(weak)
+    options, serial = RegionOptions("gradient", 60), Execution(jobs=1)
+    regions = make_regions(used, tmp_path / "used", options, serial)
+    assert check(weak, config, tmp_path / "run", regions=regions) == config
+    fewer = make_regions(used[1:], tmp_path / "fewer", options, serial)
+    with pytest.raises(InputError, match=f"no regions of image '{used.images[0].image_id}'"):
+        check(weak, config, tmp_path / "run", regions=fewer)
 
 
 def test_a_dry_run_has_the_checks_of_a_run(weak: WeakDataset, tmp_path: Path) -> None:

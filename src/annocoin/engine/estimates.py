@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -60,6 +61,9 @@ SEEDS = {"resnet50": Cost(1.40, 320), "tiny": Cost(0.1, 128)}
 """There: 510 s for 1,464 images on two cores in bfloat16; tiny: an image and eight peaks of "Peak
 back-propagation"."""
 
+MAP_SCALES = (1.0, 1.5)
+"""The scales of the class maps in that run."""
+
 EXAMPLES = 0.07
 """There: 50 s for 1,464 images on two cores."""
 
@@ -84,11 +88,12 @@ PREDICTION = {
 """Per image of a step: Whole runs on photographs, 1,317 s for 600 steps of 4 in bfloat16 and 1,237
 s for 1,500; "Loading"; synthetic scenes, 65 s for 300 steps of 4 on two cores."""
 
-TABLES = {"detections": Cost(0.96, 256), "rois": Cost(0.17, 128)}
-"""Per image: there, 704 s for 1,464 in bfloat16; synthetic scenes, 80 s for 960 on two cores."""
+TABLES = {"detections": Cost(0.72, 256), "rois": Cost(0.17, 128)}
+"""Per image, of detections at one size: "Tags of all 10,731 images", 1,084 s for 6,000 on two cores
+in bfloat16; synthetic scenes, 80 s for 960 on two cores."""
 
-SAMPLES = 0.10
-"""Per image: there, 112 to 179 s for 1,464."""
+SAMPLES = 0.15
+"""Per image: Whole runs on photographs, 112 s for 1,464 on two cores."""
 
 PEER_LABELS = 0.17
 """Per image of a stage of a peer's labels: CPU seconds of SDI, the slowest of three that were
@@ -139,6 +144,8 @@ def stage_seconds(config: Config, images: StageImages, cores: int) -> dict[str, 
         seconds["regions"] = cost * images.regions / cores
     if images.seeds:
         cost = _of(SEEDS, options.backbone).at(options.size)
+        if config.seeds.map_scales:
+            cost *= _area(config.seeds.map_scales) / _area(MAP_SCALES)
         cost /= _precision_speedup(options.backbone, config.seeds.precision)
         seconds["seeds"] = cost * images.seeds / cores
     if not config.rounds or not images.prepared:
@@ -151,13 +158,15 @@ def stage_seconds(config: Config, images: StageImages, cores: int) -> dict[str, 
     seconds["conditional"] = _of(FROM_SEEDS, trunk).at(size) * visits / speedup
     teacher = config.labelling_network
     table = TABLES[conditional.tables].at(teacher.architecture.min_size)
+    if conditional.tables == "detections":
+        table *= _area(conditional.detection_scales)
     table /= _precision_speedup(teacher.architecture.backbone, teacher.training.precision)
     visits = conditional.training.steps * conditional.training.batch_size
-    for number, count in enumerate(images.rounds[:-1], start=1):
+    for number, (count, following) in enumerate(pairwise(images.rounds), start=1):
         name = f"round {number}"
         seconds[f"{name}, samples"] = SAMPLES * count / cores
         seconds[f"{name}, prediction"] = _prediction(teacher, teacher.training.steps) / speedup
-        seconds[f"{name}, tables"] = table * count / cores
+        seconds[f"{name}, tables"] = table * following / cores
         seconds[f"{name}, conditional"] = _of(DIRECT_LOSS, trunk).at(size) * visits / speedup
     seconds["final samples"] = SAMPLES * images.rounds[-1] / cores
     if steps := config.prediction.training.final_steps:
@@ -244,6 +253,11 @@ def _of(costs: Mapping[str, Cost], backbone: str) -> Cost:
 def _precision_speedup(backbone: str, precision: Precision) -> float:
     is_resnet = backbone.startswith("resnet")  # others were not measured
     return BF16_SPEEDUP if precision == "bf16" and is_resnet else 1.0
+
+
+def _area(scales: Iterable[float]) -> float:
+    """Pixels of an image at all scales, relative to those at scale 1."""
+    return sum(scale**2 for scale in scales)
 
 
 def _reduced(size: Size, longest: int) -> Size:

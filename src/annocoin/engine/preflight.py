@@ -71,8 +71,12 @@ def check_before_work(
     precomputed: Precomputed,
     problems: Problems,
     more_tags: WeakDataset | None = None,
+    world_size: int = 1,
 ) -> Config:
-    """Check all that can be checked before any work is done; gives the final configuration."""
+    """Check all that can be checked before any work is done; gives the final configuration.
+
+    Precomputed regions and seeds are needed for the images that the run uses.
+    """
     if config.classes != dataset.classes:
         raise InputError("the configuration has other classes than the dataset")
     _check_supervision(config.method, dataset)
@@ -97,7 +101,8 @@ def check_before_work(
     if not dataset.fully_masked and regions is None:
         _check_file_names(dataset)
     elif not dataset.fully_masked and regions is not None:
-        usable = with_regions(dataset, regions, problems)
+        used = RoundImages(dataset, config, world_size).used
+        usable = with_regions(used, regions, problems)
         if seeds is not None and METHODS[config.method].seeds:
             with_artefacts(usable, regions, seeds, problems)
     return config
@@ -281,7 +286,8 @@ def dry_run(
     dataset = dataset if more_images is None else concatenate(dataset, more_images)
     precomputed = precomputed or Precomputed()
     config = config.in_bfloat16() if group.precision == "bf16-mixed" else config
-    config = check_before_work(dataset, out, config, precomputed, problems or Problems(), more_tags)
+    problems, size = problems or Problems(), group.world_size
+    config = check_before_work(dataset, out, config, precomputed, problems, more_tags, size)
     return plan_with_estimates(config, dataset, precomputed, more_tags, out, group, jobs)[0]
 
 

@@ -65,7 +65,9 @@ def train_run(
     execution = replace(execution, group=group)
     if group.precision == "bf16-mixed":
         config = config.in_bfloat16()
-    config = check_before_work(dataset, out, config, precomputed, execution.problems, more_tags)
+    config = check_before_work(
+        dataset, out, config, precomputed, execution.problems, more_tags, group.world_size
+    )
     tagged = with_more_tags(dataset, more_tags)
     with open_run(
         out, config.to_json(), group, log=log, checkpoint_seconds=checkpoint_seconds
