@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from annocoin.engine.parallel import BadItem, cores, work_through
 from annocoin.errors import InputError, Problems
@@ -39,6 +41,12 @@ class Doubler:
         return 2 * number, torch.get_num_threads()
 
 
+class MatrixProduct:
+    def __call__(self) -> list[int]:
+        np.ones((9, 9)) @ np.ones((9, 9))
+        return [library["num_threads"] for library in threadpool_info()]
+
+
 @pytest.fixture
 def three_threads() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -57,6 +65,17 @@ def test_results_are_in_the_order_of_the_tasks(jobs: int, threads: int) -> None:
     assert problems.skipped == ["3 is odd"]
     single = work_through(tasks[:1], Doubler, "doubling", jobs=jobs, problems=problems)
     assert single == [(8, threads)], "one task is done here, with the threads of a worker"
+
+
+def test_no_library_of_a_worker_has_threads_of_its_own() -> None:
+    with threadpool_limits(3):
+        tasks, problems = [(), ()], Problems()
+        for threads in work_through(tasks, MatrixProduct, "products", jobs=2, problems=problems):
+            assert set(threads) == {1}
+        (threads,) = work_through(tasks[:1], MatrixProduct, "products", jobs=2, problems=problems)
+        assert 1 in threads
+        assert max(library["num_threads"] for library in threadpool_info()) == 3
+
 
 
 def test_a_bad_item_stops_the_work() -> None:

@@ -11,12 +11,13 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import wait
 from typing import Any
 
 import cv2
 import torch
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from annocoin.errors import InputError, Problems
 from annocoin.progress import track
@@ -105,10 +106,17 @@ def single_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     try:
-        yield
+        with _libraries().limit(limits=1, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(threads[0])
         cv2.setNumThreads(threads[1])
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """The loaded libraries that have threads of their own; finding them takes milliseconds."""
+    return ThreadpoolController()
 
 
 _worker: Worker | InputError
@@ -125,6 +133,7 @@ def _initialise(start: Callable[[], Worker]) -> None:
         _worker = start()
     except InputError as error:  # raised here, it would look like the death of a worker
         _worker = error
+    threadpool_limits(1)  # numpy's matrix products, of all that has been imported by now
 
 
 def _stop(*_: Any) -> None:
