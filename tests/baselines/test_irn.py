@@ -111,13 +111,11 @@ def test_the_crf_extends_labels_to_edges_of_the_image() -> None:
 
 
 def test_images_without_labels_are_background() -> None:
-    labels = confident_labels(
-        np.zeros((40, 80, 3), np.uint8), torch.zeros(0, 5, 5), Annotation((40, 80)), IrnOptions()
-    )
+    image, options = np.zeros((40, 80, 3), np.uint8), IrnOptions(crf_side=80)
+    labels = confident_labels(image, torch.zeros(0, 5, 5), Annotation((40, 80)), options)
     assert labels.shape == (40, 80)
     assert bool((labels == 0).all())
     net = IrnNetwork(TINY).eval()
-    image = np.zeros((40, 80, 3), np.uint8)
     assert len(irn_instances(net, image, torch.zeros(0, 5, 5), Annotation((40, 80)), SMALL)) == 0
 
 
@@ -152,6 +150,20 @@ def test_the_mean_displacement_is_subtracted() -> None:
     evaluated = net.eval()(images).displacement
     torch.testing.assert_close(evaluated, training - net.mean_displacement.view(1, 2, 1, 1))
     assert float(training.detach().mean(dim=(0, 2, 3)).abs().min()) > 1e-3  # so that it can fail
+
+
+def test_bfloat16_changes_little_and_trains_all_branches() -> None:
+    torch.manual_seed(0)
+    net, images = IrnNetwork(TINY).train(), torch.rand(2, 3, 64, 48)
+    full, half = net(images), net(images, bfloat16=True)
+    for expected, value in zip(full, half, strict=True):
+        assert value.dtype == torch.float32
+        difference = (value - expected).detach().abs().max()
+        assert 0 < float(difference) < 0.05 * float(expected.detach().abs().max())
+    (half.boundary.sum() + half.displacement.square().sum()).backward()
+    trained = [weight for weight in net.parameters() if weight.requires_grad]
+    assert all(float(weight.grad.abs().max()) > 0 for weight in trained if weight.grad is not None)
+    assert not [weight for weight in trained if weight.grad is None]
 
 
 @pytest.mark.parametrize(("backbone", "taps"), [("tiny", 3), ("resnet18", 5), ("mobilenet_v2", 5)])

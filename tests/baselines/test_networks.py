@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from annocoin.baselines.iam import cues_of, extents_of, overlap_scores
 from annocoin.baselines.label_penet import log_shares, refinement_targets, select_instances
 from annocoin.baselines.ocis import UNKNOWN, counts_of, density_losses, highest_peaks
+from annocoin.baselines.peer import FrozenFeatures
 from annocoin.baselines.runs import PEERS
 from annocoin.data.dataset import MAX_COUNT, weaken
 from annocoin.engine.methods import METHODS
@@ -35,6 +37,18 @@ def test_a_network_learns_and_labels_better_than_random_regions(
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     labels = labels_of(larger_world, method, 4, classifier=classifier, network=file)
     assert quality(larger_world, labels) > random_quality(larger_world) + 0.25
+
+
+def test_features_have_the_precision_of_the_classifier(world: World, classifier: Path) -> None:
+    full = world.inputs("iam", classifier=classifier)
+    options = replace(full.config.classifier, precision="bf16")
+    half = replace(full, config=replace(full.config, classifier=options))
+    image = world.weak()[0]
+    expected, features = (
+        computed(computed.resized(image)) for computed in map(FrozenFeatures, (full, half))
+    )
+    assert features.dtype == torch.float32
+    assert 0 < float((features - expected).abs().max()) < 0.05 * float(expected.abs().max())
 
 
 def test_counts_are_tags_with_numbers_and_nothing_else(world: World) -> None:

@@ -115,7 +115,7 @@ def train_activations(
     images: WeakDataset, inputs: PeerInputs, out: Path, *, seed: int, trainer: Trainer
 ) -> None:
     """Train the network on the regions that PRM retrieves, and write it."""
-    features = FrozenFeatures(inputs.given_classifier(), inputs.config.baseline.size, inputs.device)
+    features = FrozenFeatures(inputs)
     targets: dict[ImageId, _Target] = {}
     for image in track(images, "retrieving targets"):
         with trainer.problems.caught(image.image_id):
@@ -140,10 +140,10 @@ class ActivationLabeller:
         def build(fields: dict[str, Any]) -> ActivationNetwork:
             return ActivationNetwork(**fields)
 
-        self.inputs, size = inputs, inputs.config.baseline.size
+        self.inputs = inputs
         self.net = read_network(inputs.given_network(), KIND, build, "annocoin train --method iam")
         self.net.to(inputs.device)
-        self.features = FrozenFeatures(inputs.given_classifier(), size, inputs.device)
+        self.features = FrozenFeatures(inputs)
 
     @torch.inference_mode()
     def __call__(self, image: WeakImage) -> Instances:

@@ -76,13 +76,13 @@ class IrnOptions:
         walk_radius, beta, walk_steps: of `random_walk`.
         instance_background: background of the spread class maps, as a share of their maximum.
         min_area: least area of an instance, as a share of the image.
-        precision: of the backbone; "bf16" uses bfloat16 autocast.
+        precision: of the network; "bf16" uses bfloat16 autocast.
     """
 
     size: int = 512
     foreground: float = 0.3
     background: float = 0.05
-    crf_side: int = 80
+    crf_side: int = 64
     crf_reach: float = 0.1
     crf_contrast: float = 5.0
     radius: int = 10

@@ -116,12 +116,14 @@ class IrnNetwork(nn.Module):
         mode the running mean of the training is subtracted.
         """
         size = [-(-side // STRIDE) for side in images.shape[-2:]]
-        with torch.no_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=bfloat16):
-            features = self.features((images - self.mean) / self.std)
-        features = [level.float() for level in features]
-        edges = [layer(x) for layer, x in zip(self.edges, features, strict=True)]
-        boundary = self.boundary(torch.cat([_resize(edge, size) for edge in edges], dim=1))[:, 0]
-        displacement = self._displacement(features, size)
+        images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=bfloat16):
+            with torch.no_grad():
+                features = self.features((images - self.mean) / self.std)
+            edges = [layer(x) for layer, x in zip(self.edges, features, strict=True)]
+            edges = [_resize(edge, size) for edge in edges]
+            boundary = self.boundary(torch.cat(edges, dim=1))[:, 0].float()
+            displacement = self._displacement(features, size).float()
         if self.training:
             with torch.no_grad():
                 self.mean_displacement.lerp_(displacement.mean(dim=(0, 2, 3)), MEAN_MOMENTUM)

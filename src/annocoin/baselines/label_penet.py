@@ -188,7 +188,7 @@ def train_cascade(
     images: WeakDataset, inputs: PeerInputs, out: Path, *, seed: int, trainer: Trainer
 ) -> None:
     """Train the cascade, and write it."""
-    features = FrozenFeatures(inputs.given_classifier(), inputs.config.baseline.size, inputs.device)
+    features = FrozenFeatures(inputs)
     with seeded(seed_of(seed, "label-penet weights")):
         net = CascadeNetwork(2 * features.channels + 3, len(images.classes)).to(inputs.device)
     tagged = [image for image in images if len(image.annotation)]
@@ -205,10 +205,10 @@ class CascadeLabeller:
         def build(fields: dict[str, Any]) -> CascadeNetwork:
             return CascadeNetwork(**fields)
 
-        self.inputs, size = inputs, inputs.config.baseline.size
+        self.inputs = inputs
         command = f"annocoin train --method {KIND}"
         self.net = read_network(inputs.given_network(), KIND, build, command).to(inputs.device)
-        self.features = FrozenFeatures(inputs.given_classifier(), size, inputs.device)
+        self.features = FrozenFeatures(inputs)
 
     @torch.inference_mode()
     def __call__(self, image: WeakImage) -> Instances:

@@ -107,7 +107,8 @@ def train_density(
         module.requires_grad_(False)
     size = inputs.config.baseline.size or net.architecture.size
     examples = _DensityExamples(images, size, seed)
-    step = _DensityStep(net, reference.requires_grad_(False))
+    bfloat16 = options.precision == "bf16"
+    step = _DensityStep(net, reference.requires_grad_(False), bfloat16)
     fit_network(step, net, examples, inputs.config, seed, trainer)
     if trainer.group is None or trainer.group.is_main:
         write_classifier(out, net, {"method": "ocis"})
@@ -175,9 +176,9 @@ class _DensityExamples:
 
 
 class _DensityStep(nn.Module):
-    def __init__(self, net: Classifier, reference: Classifier) -> None:
+    def __init__(self, net: Classifier, reference: Classifier, bfloat16: bool = False) -> None:
         super().__init__()
-        self.net, self.reference = net, reference
+        self.net, self.reference, self.bfloat16 = net, reference, bfloat16
 
     def train(self, mode: bool = True) -> _DensityStep:
         """Batch normalisation keeps the statistics of the classifier."""
@@ -189,9 +190,11 @@ class _DensityStep(nn.Module):
         pixels = torch.stack([example.pixels for example in batch.examples]).to(device)
         counts = torch.stack([example.counts for example in batch.examples]).to(device)
         pixels = pixels.contiguous(memory_format=torch.channels_last)
-        with torch.no_grad():
-            maps = self.reference(pixels)
-        return density_losses(self.net(pixels).float(), maps.float(), counts), {}
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
+            with torch.no_grad():
+                maps = self.reference(pixels)
+            density = self.net(pixels)
+        return density_losses(density.float(), maps.float(), counts), {}
 
 
 OCIS = Peer(DensityLabeller, train_density)

@@ -71,16 +71,15 @@ class PeerInputs:
 class FrozenFeatures:
     """Features of the run's classifier, which peers build on; they are not trained further.
 
-    Args:
-        classifier: its file.
-        size: longer side of the images, default that of its training.
-        device: on which they are computed.
+    Computed at `baseline.size`, and in the precision of the classifier's training.
     """
 
-    def __init__(self, classifier: Path, size: int | None, device: str) -> None:
-        net = read_classifier(classifier)
-        self.size = size or net.architecture.size
-        self.net = halve_stride(net).to(device).requires_grad_(False)
+    def __init__(self, inputs: PeerInputs) -> None:
+        net = read_classifier(inputs.given_classifier())
+        self.size = inputs.config.baseline.size or net.architecture.size
+        self.bfloat16 = inputs.config.classifier.precision == "bf16"
+        net = halve_stride(net).to(inputs.device).requires_grad_(False)
+        self.net = net.to(memory_format=torch.channels_last)
         self.channels = int(self.net.head.in_channels)
 
     def resized(self, image: WeakImage) -> Tensor:
@@ -91,7 +90,10 @@ class FrozenFeatures:
     def __call__(self, pixels: Tensor) -> Tensor:
         """The features [F, h, w] of an image [3, H, W] in 0..1."""
         images = pixels[None].to(self.net.mean.device)
-        return self.net.trunk((images - self.net.mean) / self.net.std)[0]  # type: ignore[no-any-return]
+        images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16):
+            features: Tensor = self.net.trunk((images - self.net.mean) / self.net.std)[0]
+        return features.float()
 
 
 def fit_network(

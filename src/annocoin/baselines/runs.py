@@ -78,7 +78,8 @@ class PeerStages(SharedStages):
     def train_network(self, source: Stage) -> Stage:
         """The network of the peer."""
         name = self.config.method
-        options = {**asdict(self.config.baseline), **self.common}
+        features = {"features": self.config.classifier.precision}
+        options = {**asdict(self.config.baseline), **features, **self.common}
         stage = self.run.stage(f"{name} network", options, source, *self._classifier())
         train, file = PEERS[name].train, stage.folder / f"{name}.safetensors"
         assert train is not None
