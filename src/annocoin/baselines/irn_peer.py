@@ -5,7 +5,6 @@ See `annocoin.baselines.irn` for the method and what is simplified.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import torch
@@ -41,7 +40,7 @@ def irn_options(config: Config, images: int = 1) -> IrnOptions:
         size=size,
         radius=max(MIN_RADIUS, round(RADIUS * size)),
         walk_radius=max(MIN_RADIUS, round(WALK_RADIUS * size)),
-        epochs=max(1, math.ceil(training.steps * training.batch_size / images)),
+        epochs=max(1, round(training.steps * training.batch_size / images)),
         batch_size=training.batch_size,
         lr=training.lr,
         weight_decay=training.weight_decay,
