@@ -370,4 +370,5 @@ def _differences(before: Any, after: Any, prefix: str = "") -> list[str]:
 
 def _listed(figures: Mapping[str, float]) -> str:
     names = {"tag_map": "tag mAP", "validation_tag_map": "tag mAP of the validation images"}
-    return ", ".join(f"{names.get(name, name)} {value:.3g}" for name, value in figures.items())
+    shown = {name: value for name, value in figures.items() if name != "round"}  # the stage says it
+    return ", ".join(f"{names.get(name, name)} {value:.3g}" for name, value in shown.items())
