@@ -77,7 +77,6 @@ def test_no_library_of_a_worker_has_threads_of_its_own() -> None:
         assert max(library["num_threads"] for library in threadpool_info()) == 3
 
 
-
 def test_a_bad_item_stops_the_work() -> None:
     with pytest.raises(InputError, match="3 is odd"):
         work_through([(2,), (3,)], Doubler, "doubling", jobs=1, problems=Problems())
