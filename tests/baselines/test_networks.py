@@ -11,7 +11,7 @@ import torch
 from annocoin.baselines.iam import cues_of, extents_of, overlap_scores
 from annocoin.baselines.label_penet import log_shares, refinement_targets, select_instances
 from annocoin.baselines.ocis import UNKNOWN, counts_of, density_losses, highest_peaks
-from annocoin.baselines.peer import FrozenFeatures
+from annocoin.baselines.peer import FrozenFeatures, PeerInputs
 from annocoin.baselines.runs import PEERS
 from annocoin.data.dataset import MAX_COUNT, weaken
 from annocoin.engine.methods import METHODS
@@ -39,16 +39,38 @@ def test_a_network_learns_and_labels_better_than_random_regions(
     assert quality(larger_world, labels) > random_quality(larger_world) + 0.25
 
 
+def in_bfloat16(inputs: PeerInputs) -> PeerInputs:
+    options = replace(inputs.config.classifier, precision="bf16")
+    return replace(inputs, config=replace(inputs.config, classifier=options))
+
+
 def test_features_have_the_precision_of_the_classifier(world: World, classifier: Path) -> None:
-    full = world.inputs("iam", classifier=classifier)
-    options = replace(full.config.classifier, precision="bf16")
-    half = replace(full, config=replace(full.config, classifier=options))
-    image = world.weak()[0]
+    full, image = world.inputs("iam", classifier=classifier), world.weak()[0]
     expected, features = (
-        computed(computed.resized(image)) for computed in map(FrozenFeatures, (full, half))
+        computed(computed.resized(image))
+        for computed in map(FrozenFeatures, (full, in_bfloat16(full)))
     )
     assert features.dtype == torch.float32
     assert 0 < float((features - expected).abs().max()) < 0.05 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("method", NETWORKS)
+def test_a_network_trains_in_bfloat16(
+    world: World, classifier: Path, tmp_path: Path, method: str
+) -> None:
+    full = world.inputs(method, classifier=classifier)
+    config = replace(full.config, baseline=replace(full.config.baseline, steps=2))
+    full = replace(full, config=config)
+    train, losses = PEERS[method].train, []
+    assert train is not None
+    for number, inputs in enumerate((full, in_bfloat16(full))):
+        metrics = tmp_path / f"{number}.jsonl"
+        trainer = Trainer(logger=FileLogger(metrics, None), workers=0)
+        weak = world.weak(METHODS[method].supervision[0])
+        train(weak, inputs, tmp_path / f"{number}.safetensors", seed=0, trainer=trainer)
+        losses.append(read_metrics(metrics)[0]["loss"])
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
 def test_counts_are_tags_with_numbers_and_nothing_else(world: World) -> None:

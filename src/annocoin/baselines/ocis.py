@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from annocoin.backbones import resize_longest_side
+from annocoin.backbones import Precision, resize_longest_side
 from annocoin.baselines.peer import Peer, PeerInputs, fit_network
 from annocoin.data.dataset import MAX_COUNT, WeakDataset, WeakImage
 from annocoin.engine.randomness import seed_of
@@ -107,8 +107,7 @@ def train_density(
         module.requires_grad_(False)
     size = inputs.config.baseline.size or net.architecture.size
     examples = _DensityExamples(images, size, seed)
-    bfloat16 = options.precision == "bf16"
-    step = _DensityStep(net, reference.requires_grad_(False), bfloat16)
+    step = _DensityStep(net, reference.requires_grad_(False), options.precision)
     fit_network(step, net, examples, inputs.config, seed, trainer)
     if trainer.group is None or trainer.group.is_main:
         write_classifier(out, net, {"method": "ocis"})
@@ -176,9 +175,9 @@ class _DensityExamples:
 
 
 class _DensityStep(nn.Module):
-    def __init__(self, net: Classifier, reference: Classifier, bfloat16: bool = False) -> None:
+    def __init__(self, net: Classifier, reference: Classifier, precision: Precision = "32") -> None:
         super().__init__()
-        self.net, self.reference, self.bfloat16 = net, reference, bfloat16
+        self.net, self.reference, self.precision = net, reference, precision
 
     def train(self, mode: bool = True) -> _DensityStep:
         """Batch normalisation keeps the statistics of the classifier."""
@@ -190,7 +189,7 @@ class _DensityStep(nn.Module):
         pixels = torch.stack([example.pixels for example in batch.examples]).to(device)
         counts = torch.stack([example.counts for example in batch.examples]).to(device)
         pixels = pixels.contiguous(memory_format=torch.channels_last)
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             with torch.no_grad():
                 maps = self.reference(pixels)
             density = self.net(pixels)
