@@ -94,6 +94,7 @@ class IrnNetwork(nn.Module):
         self.displacement = nn.Sequential(
             _layer(width // 4 * len(fine) + width, width), nn.Conv2d(width, 2, 1, bias=False)
         )
+        self.to(memory_format=torch.channels_last)
 
     @classmethod
     def from_classifier(cls, classifier: Classifier, width: int = 256) -> IrnNetwork:

@@ -62,7 +62,7 @@ def train_relations(
             labels[image.image_id] = confident.to(torch.int8)
     with seeded(seed_of(seed, "irn weights")):
         net = IrnNetwork.from_classifier(read_classifier(inputs.given_classifier()))
-    net.to(inputs.device).to(memory_format=torch.channels_last)
+    net.to(inputs.device)
     train_irn(net, images, labels, options, seed=seed, trainer=trainer)
     if trainer.group is None or trainer.group.is_main:
         write_irn(out, net, {"method": "irn"})
@@ -73,8 +73,7 @@ class RelationLabeller:
 
     def __init__(self, inputs: PeerInputs) -> None:
         self.inputs, self.options = inputs, irn_options(inputs.config)
-        net = read_irn(inputs.given_network()).to(inputs.device)
-        self.net = net.to(memory_format=torch.channels_last)
+        self.net = read_irn(inputs.given_network()).to(inputs.device)
 
     def __call__(self, image: WeakImage) -> Instances:
         maps = maps_of_seeds(self.inputs.of(image)[1], image.annotation)
