@@ -337,6 +337,9 @@ def test_the_resnet_of_the_cpu_preset_starts_from_the_classifier() -> None:
     assert config.prediction.architecture.backbone == config.classifier.backbone == "resnet50"
     assert config.prediction.weights == FROM_CLASSIFIER
     assert config.needs_classifier
+    small = preset("voc-cpu", CLASSES).in_bfloat16()
+    assert config.prediction == small.teacher, "the same rounds"
+    assert config.conditional == small.conditional
 
 
 def test_a_teacher_is_an_option() -> None:

@@ -222,7 +222,8 @@ class _RegionScorer:
         net, self.architecture = read_prediction(network)
         self.previous, self.number = previous, number
         self.bfloat16 = precision == "bf16"
-        self.net, self.examples, self.config = net.to(device), examples, config
+        self.net = net.to(device, memory_format=torch.channels_last)
+        self.examples, self.config = examples, config
 
     def compute(self, item: int) -> Tensor:
         image = self.examples.images[item]

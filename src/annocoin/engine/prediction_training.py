@@ -62,6 +62,7 @@ def train_prediction(
     trainer = trainer or Trainer()
     if training.precision == "bf16":
         warn_of_slow_bfloat16(next(net.parameters()).device)
+    net.to(memory_format=torch.channels_last)  # faster on CPUs, ResNets in bfloat16 above all
     freeze_backbone(net, training.frozen_layers)
     backbone = [weight for weight in net.backbone.body.parameters() if weight.requires_grad]
     pretrained = {id(weight) for weight in backbone}
