@@ -53,7 +53,12 @@ def main() -> None:
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--split")
     parser.add_argument("--limit", type=int, help="number of images")
-    parser.add_argument("--methods", nargs="*", default=["network", "gradient", "felzenszwalb"])
+    parser.add_argument(
+        "--methods",
+        nargs="*",
+        default=["network", "gradient", "felzenszwalb"],
+        help="these, or network-bf16: in bfloat16",
+    )
     parser.add_argument("--folders", nargs="+", type=Path, default=[], metavar="DIR")
     parser.add_argument("--counts", nargs="+", type=int, default=COUNTS, help="of first regions")
     parser.add_argument("--json", type=Path)
@@ -131,7 +136,8 @@ def region_proposer(detector: str, seconds: Seconds) -> Callable[[Image], Region
         for part in path:
             owner = getattr(owner, part)
         setattr(owner, last, timed(getattr(owner, last), phase, seconds))
-    return RegionProposer(BoundaryDetector(detector))  # type: ignore[arg-type]
+    kind, _, precision = detector.partition("-")
+    return RegionProposer(BoundaryDetector(kind, precision=precision or "32"))  # type: ignore[arg-type]
 
 
 def timed(work: Callable[..., Any], phase: str, seconds: Seconds) -> Callable[..., Any]:

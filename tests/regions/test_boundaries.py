@@ -67,6 +67,16 @@ def test_probabilities_are_higher_on_outlines_of_synthetic_objects(
     assert np.mean(ratios) > 1.5
 
 
+def test_bfloat16_gives_nearly_the_same_maps() -> None:
+    image = render_scene(0, 0).image
+    full = BoundaryDetector(scales=(1.0,))(image)
+    half = BoundaryDetector(scales=(1.0,), precision="bf16")(image)
+    assert 0 < np.abs(full - half).max() < 0.1
+    assert np.abs(full - half).mean() < 0.005
+    with pytest.raises(InputError, match="expected one of 32, bf16"):
+        BoundaryDetector(precision="fp8")  # type: ignore[arg-type]
+
+
 def test_scales_and_unknown_kinds() -> None:
     assert BoundaryDetector("gradient", scales=(1.0,))(np.zeros((5, 6, 3), np.uint8)).shape == (
         1,

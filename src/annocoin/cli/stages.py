@@ -13,6 +13,7 @@ from annocoin.cli.options import DatasetSource, choice, option
 from annocoin.errors import InputError, Problems
 
 if TYPE_CHECKING:
+    from annocoin.backbones import Precision
     from annocoin.data.dataset import LabelledImages, WeakDataset, WeakImage
     from annocoin.engine.config import Config
     from annocoin.engine.image_stages import Execution
@@ -57,6 +58,7 @@ FROM = (
     "ONNX files of its encoder and decoder."
 )
 FROM_SOURCES = "mcg:DIR|coco:FILE|sam:ENCODER,DECODER"
+PRECISION = "Of the boundary detector."
 PROMPTS = "SAM: labels whose boxes and points are prompts, beside the grid; image: grid only."
 POINTS_PER_SIDE = "SAM: points of the grid of prompts along the longer side of an image."
 PRED_IOU = "SAM: least predicted IoU of a mask."
@@ -113,6 +115,7 @@ def make_regions_command(
     source: Annotated[str | None, typer.Option("--from", metavar=FROM_SOURCES, help=FROM)] = None,
     limit: Annotated[int | None, option("Regions per image.", "1000, all of an import")] = None,
     boundaries: Boundaries = "network",
+    precision: Annotated[str, choice(options.PRECISIONS, PRECISION)] = "32-true",
     supervision: Annotated[str | None, choice(options.PROMPT_SUPERVISION, PROMPTS, "image")] = None,
     points_per_side: Annotated[int | None, option(POINTS_PER_SIDE, "8", metavar="N")] = None,
     pred_iou_thresh: Annotated[float | None, option(PRED_IOU, "0.7")] = None,
@@ -146,7 +149,8 @@ def make_regions_command(
         for name, value in {"supervision": supervision, **sam}.items():
             if value is not None:
                 raise InputError(f"--{name.replace('_', '-')} is for --from sam:ENCODER,DECODER")
-        region_options = RegionOptions(cast("DetectorKind", boundaries), limit, source)
+        bits: Precision = "bf16" if precision == "bf16-mixed" else "32"
+        region_options = RegionOptions(cast("DetectorKind", boundaries), limit, source, bits)
         loaded = labelled = data.labelled()
         folder = make_regions(labelled, out, region_options, execution)
     print(f"{out}: regions of {_count_images(folder, loaded, data.problems)} images")

@@ -388,6 +388,7 @@ class Config:
             for name, network in self.prediction_networks.items()
         }
         parts["classifier"] = replace(self.classifier, precision="bf16")
+        parts["regions"] = replace(self.regions, precision="bf16")
         return replace(self, seeds=replace(self.seeds, precision="bf16"), **parts)
 
     def to_json(self) -> dict[str, Any]:

@@ -53,6 +53,9 @@ REGION_SECONDS, REGION_SECONDS_PER_MEGAPIXEL, REGION_SIDE = 0.2, 3.6, 800
 """Fit to CPU seconds of four photographs: .25, .31, .75 and 2.18 with a longer side of 128, 250,
 500 and 800 pixels ("Regions": .78 for VOC); larger images are reduced to `REGION_SIDE`."""
 
+REGION_BF16_SPEEDUP = 1.4
+"""Of regions, whose boundaries only are computed in bfloat16 ("Regions")."""
+
 CLASSIFIER = {"resnet50": Cost(0.40, 320), "tiny": Cost(0.03, 256)}
 """Whole runs on photographs: 870 s for 3 x 1,464 images in bfloat16; tiny: 3.0 CPU seconds for 5 x
 20 scenes."""
@@ -141,6 +144,7 @@ def stage_seconds(config: Config, images: StageImages, cores: int) -> dict[str, 
     if images.regions:
         megapixels = math.prod(_reduced(images.median_size, REGION_SIDE)) / 1e6
         cost = REGION_SECONDS + REGION_SECONDS_PER_MEGAPIXEL * megapixels
+        cost /= REGION_BF16_SPEEDUP if config.regions.precision == "bf16" else 1.0
         seconds["regions"] = cost * images.regions / cores
     if images.seeds:
         cost = _of(SEEDS, options.backbone).at(options.size)

@@ -366,7 +366,7 @@ class _Worker:
 class _RegionWorker:
     def __init__(self, options: RegionOptions) -> None:
         self.limit = options.limit
-        detector = BoundaryDetector(options.boundaries)
+        detector = BoundaryDetector(options.boundaries, precision=options.precision)
         self.propose = RegionProposer(detector, limit=options.limit or DEFAULT_LIMIT)
 
     def compute(self, item: tuple[LabelledImage | WeakImage, ImageProposals | None]) -> RegionSet:

@@ -16,7 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from annocoin.backbones import BoundaryNet, Image, boundary_network, load_boundary_weights
+from annocoin.backbones import (
+    BoundaryNet,
+    Image,
+    Precision,
+    boundary_network,
+    load_boundary_weights,
+)
 from annocoin.errors import InputError, check_choice
 
 Maps = npt.NDArray[np.float32]
@@ -42,6 +48,7 @@ class BoundaryDetector:
     Args:
         kind: "network", or "gradient" (multi-scale Lab gradient, which needs no weights).
         scales: factors by which the image is resized; one map each.
+        precision: of the network; "bf16" uses bfloat16 autocast.
 
     Example:
         >>> detector = BoundaryDetector("gradient", scales=(1.0,))
@@ -52,9 +59,15 @@ class BoundaryDetector:
         ((1, 20, 30), True)
     """
 
-    def __init__(self, kind: DetectorKind = "network", scales: Sequence[float] = SCALES) -> None:
+    def __init__(
+        self,
+        kind: DetectorKind = "network",
+        scales: Sequence[float] = SCALES,
+        precision: Precision = "32",
+    ) -> None:
         check_choice("boundary detector", kind, KINDS)
-        self.scales = tuple(scales)
+        check_choice("precision", precision, get_args(Precision))
+        self.scales, self.bfloat16 = tuple(scales), precision == "bf16"
         self._net = boundary_network() if kind == "network" else None
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
@@ -74,7 +87,9 @@ class BoundaryDetector:
             method = cv2.INTER_AREA if fit * scale < 1 else cv2.INTER_LINEAR
             resized = np.asarray(cv2.resize(image, size, interpolation=method), dtype=np.uint8)
             probability = (
-                lab_gradient(resized) if self._net is None else _predict(self._net, resized)
+                lab_gradient(resized)
+                if self._net is None
+                else _predict(self._net, resized, self.bfloat16)
             )
             output[:] = cv2.resize(probability, (width, height), interpolation=cv2.INTER_LINEAR)
         return np.clip(maps, 0, 1, out=maps)
@@ -101,8 +116,9 @@ def lab_gradient(image: Image) -> Maps:
 
 
 @torch.inference_mode()
-def _predict(net: BoundaryNet, image: Image) -> Maps:
+def _predict(net: BoundaryNet, image: Image, bfloat16: bool) -> Maps:
     pixels = torch.from_numpy(image.astype(np.float32) / 255).permute(2, 0, 1)[None]
-    logits = net(pixels.to(memory_format=torch.channels_last))
-    probability: Maps = logits[0, 0].sigmoid().numpy()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        logits = net(pixels.to(memory_format=torch.channels_last))
+    probability: Maps = logits[0, 0].float().sigmoid().numpy()
     return probability

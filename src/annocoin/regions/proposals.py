@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from annocoin.backbones import Image
+from annocoin.backbones import Image, Precision
 from annocoin.errors import check_choice, check_positive
 from annocoin.regions.boundaries import (
     KINDS,
@@ -56,14 +56,17 @@ class RegionOptions:
         boundaries: the boundary detector.
         limit: maximum number of regions per image; default 1,000, or all imported ones.
         source: "mcg:DIR" or "coco:FILE" to import proposals of other programs.
+        precision: of the boundary detector; "bf16" uses bfloat16 autocast.
     """
 
     boundaries: DetectorKind = "network"
     limit: int | None = None
     source: str | None = None
+    precision: Precision = "32"
 
     def __post_init__(self) -> None:
         check_choice("boundary detector", self.boundaries, KINDS)
+        check_choice("precision", self.precision, get_args(Precision))
         if self.limit is not None:
             check_positive("limit", self.limit)
 
