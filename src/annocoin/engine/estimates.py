@@ -53,7 +53,7 @@ REGION_SECONDS, REGION_SECONDS_PER_MEGAPIXEL, REGION_SIDE = 0.2, 3.6, 800
 """Fit to CPU seconds of four photographs: .25, .31, .75 and 2.18 with a longer side of 128, 250,
 500 and 800 pixels ("Regions": .78 for VOC); larger images are reduced to `REGION_SIDE`."""
 
-REGION_BF16_SPEEDUP = 1.4
+REGION_BF16_SPEEDUP = 1.3
 """Of regions, whose boundaries only are computed in bfloat16 ("Regions")."""
 
 CLASSIFIER = {"resnet50": Cost(0.40, 320), "tiny": Cost(0.03, 256)}
