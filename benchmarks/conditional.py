@@ -41,8 +41,8 @@ from annocoin.data.dataset import EvaluationDataset
 from annocoin.data.loading import load_evaluation, load_weak
 from annocoin.engine.conditional_dataset import ConditionalDataset, prepare_images
 from annocoin.engine.conditional_training import direct_step, train_from_seeds
-from annocoin.engine.config import ConditionalConfig, ConditionalTraining
 from annocoin.engine.image_stages import Execution
+from annocoin.engine.network_config import ConditionalConfig, ConditionalTraining
 from annocoin.engine.randomness import generator_at
 from annocoin.evaluation.evaluator import evaluate
 from annocoin.files import write_json

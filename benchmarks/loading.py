@@ -29,7 +29,7 @@ from annocoin.engine.conditional_dataset import (
     prepare_images,
 )
 from annocoin.engine.conditional_training import train_direct_loss, train_from_seeds
-from annocoin.engine.config import ConditionalConfig, Config
+from annocoin.engine.config import Config
 from annocoin.engine.image_stages import (
     CLASSIFIER_FILE,
     Execution,
@@ -38,6 +38,7 @@ from annocoin.engine.image_stages import (
     make_seeds,
 )
 from annocoin.engine.labelling import draw_labels
+from annocoin.engine.network_config import ConditionalConfig
 from annocoin.engine.prediction_training import train_prediction
 from annocoin.engine.presets import configure
 from annocoin.engine.trainer import Trainer

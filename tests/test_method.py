@@ -17,24 +17,31 @@ import torch
 from torch import Tensor
 
 import annocoin
-from annocoin.conditional.networks import ConditionalNetwork
+from annocoin.conditional.networks import ConditionalArchitecture, ConditionalNetwork
 from annocoin.conditional.requirements import requirements_of
 from annocoin.conditional.scoring import Candidates
 from annocoin.engine.conditional_dataset import prepare_image
-from annocoin.engine.conditional_training import direct_step
+from annocoin.engine.conditional_training import (
+    direct_step,
+    train_direct_loss,
+    train_from_seeds,
+)
 from annocoin.engine.config import Config
 from annocoin.engine.labelling import loss_table, samples_of
 from annocoin.engine.overrides import override
+from annocoin.engine.prediction_training import train_prediction
 from annocoin.engine.presets import PRESETS, preset
+from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.engine.randomness import generator_at
+from annocoin.engine.trainer import Trainer
 from annocoin.prediction.networks import ResizedImage, batch_images, resize_shortest_side
 from annocoin.prediction.region_scoring import score_regions
-from annocoin.prediction.soft_losses import SoftLosses
+from annocoin.prediction.soft_losses import LossOptions, SoftLosses
 from annocoin.regions.region_set import RegionSet
-from annocoin.types import Annotation, WeakLabel
+from annocoin.types import Annotation, Instances, WeakLabel
 from conditional.worlds import annotation, seeds_at, stripes
 from engine.worlds import square_example
-from prediction.worlds import network, random_image, random_targets
+from prediction.worlds import network, random_image, random_targets, small
 
 SOURCE = Path(annocoin.__file__).parent
 METHOD = SOURCE.parents[1] / "docs" / "method.md"
@@ -45,8 +52,8 @@ SAME = "the same"
 
 def rows_of(heading: str) -> list[list[str]]:
     """The cells of the first table below a heading."""
-    text = METHOD.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    lines = [line for line in text.splitlines() if line.startswith("|")]
+    text = METHOD.read_text().split(f"\n## {heading}\n")[1]
+    lines = text[text.index("\n|") + 1 :].split("\n\n")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
@@ -177,7 +184,7 @@ def prepared(config: Config) -> Tensor:
         )
         result = prepare_image(image, regions, seeds, config.conditional)  # type: ignore[arg-type]
         parts = [result.requirements.regions.areas, result.requirements.required[0].compatible]
-        parts += [result.pixel_targets(), result.seed_prior]
+        parts += [result.requirements.extra_allowed, result.pixel_targets(), result.seed_prior]
         results += [part.float().flatten() for part in parts]
     return torch.cat(results)
 
@@ -229,6 +236,54 @@ def losses(config: Config) -> Tensor:
     return torch.stack([result[name].detach() for name in sorted(result)])
 
 
+def boxed(config: Config) -> Tensor:
+    """The boxes of the pseudo labels of a box."""
+    label = annotation(WeakLabel(1, box=(0, 0, 3.5, 6)))
+    regions = stripes([0], [0, 1], [0, 1, 2], [3])
+    candidates = Candidates(requirements_of(label, regions))
+    samples = candidates.samples(candidates.scores(torch.zeros(2, len(regions), 2)))
+    annotated = config.conditional.annotated_boxes
+    return PseudoLabels.from_samples(samples, label, annotated_boxes=annotated).instances.boxes
+
+
+def weights_of(net: torch.nn.Module) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in net.parameters()])
+
+
+def fitted(config: Config) -> Tensor:
+    """The conditional network after short trainings, from seeds and with tables."""
+    torch.manual_seed(0)
+    architecture = ConditionalArchitecture(CLASSES, "tiny", size=64)
+    net = ConditionalNetwork(architecture, "none").eval()
+    training = replace(config.conditional.training, initial_steps=4, steps=4, samples=2)
+    options = replace(config.conditional, architecture=architecture, training=training)
+    examples = [square_example(number) for number in range(4)]
+    train_from_seeds(net, examples, options, trainer=Trainer(workers=0))
+    generator = torch.Generator().manual_seed(0)
+    tables = [
+        40 * torch.rand(len(e.requirements.regions), 2, generator=generator) for e in examples
+    ]
+    tabled = [replace(e, table=table) for e, table in zip(examples, tables, strict=True)]
+    train_direct_loss(net, tabled, options, trainer=Trainer(workers=0))
+    return weights_of(net)
+
+
+def predicted(config: Config) -> Tensor:
+    """The prediction network after a short training."""
+    size = (64, 96)
+    mask = np.zeros((1, *size), dtype=bool)
+    mask[0, 10:40, 20:70] = True
+    labels = PseudoLabels.single(Instances(size=size, masks=mask, labels=[1]))
+    pixels = (255 * random_image(0)).permute(1, 2, 0).byte().numpy()
+    image: Any = SimpleNamespace(image_id="a", pixels=lambda: pixels)
+    training = replace(config.prediction.training, batch_size=1)
+    losses = LossOptions(anchors_per_image=16, rois_per_image=8)
+    options = replace(config.prediction, architecture=small(), losses=losses, training=training)
+    net = network()
+    train_prediction(net, options, [image], {"a": labels}, steps=4, trainer=Trainer(workers=0))
+    return weights_of(net)
+
+
 PROBLEMS: dict[str, Callable[[Config], Tensor]] = {
     "conditional.scoring.": scored,
     "conditional.architecture.": drawn,
@@ -236,27 +291,55 @@ PROBLEMS: dict[str, Callable[[Config], Tensor]] = {
     "conditional.training.restrict_to_annotation": tabled,
     "conditional.training.epsilon": directed,
     "conditional.training.diversity_weight": directed,
+    "conditional.training.keep_better": directed,
     "gamma": directed,
     "conditional.training.pointwise": sampled,
     "conditional.training.samples": sampled,
     "conditional.training.targets": prepared,
+    "conditional.training.": fitted,
+    "conditional.annotated_boxes": boxed,
+    "conditional.box_allows_extra": prepared,
     "conditional.require_peak": prepared,
     "conditional.top_regions": prepared,
     "conditional.best_fit_share": prepared,
     "conditional.box_overlap": prepared,
     "prediction.losses.": losses,
+    "prediction.training.": predicted,
 }
 """The small problem that an option has an effect on, by the beginning of its name."""
 
 ACCEPTED = (
-    "seeds.", "prediction.training.", "teacher", "conditional.evidence", "conditional.tables",
-    "conditional.average_tables", "conditional.training.initial_lr", "conditional.training.lr",
-    "conditional.training.weight_decay", "conditional.training.batch_size",
-    "conditional.training.foreground_bias", "conditional.training.noise_strength",
+    "seeds.", "prediction.training.final_steps", "teacher", "conditional.evidence",
+    "conditional.tables", "conditional.average_tables",
 )  # fmt: skip
-"""Options of other stages, and of trainings: only a training has the effect."""
+"""Options of whole stages, which have tests of their own."""
 
 OTHERS = {
+    "conditional.training.max_grad_norm": {"conditional.training.max_grad_norm": "0.1"},
+    "conditional.training.keep_better": {
+        "conditional.training.epsilon": "1",
+        "conditional.scoring.select_all": "true",
+        "conditional.scoring.overlap_denominator": "later",
+    },
+    "conditional.training.lr_milestones": {
+        "conditional.training.lr_milestones": "[0.2,0.4]",
+        "conditional.training.lr_factors": "[0.5,0.1]",
+    },
+    "conditional.training.lr_factors": {
+        "conditional.training.lr_milestones": "[0.3,0.6]",
+        "conditional.training.lr_factors": "[0.9,0.8]",
+    },
+    "prediction.training.lr_milestones": {
+        "prediction.training.lr_milestones": "[0.2,0.4]",
+        "prediction.training.lr_factors": "[0.5,0.1]",
+    },
+    "prediction.training.lr_factors": {
+        "prediction.training.lr_milestones": "[0.3,0.6]",
+        "prediction.training.lr_factors": "[0.9,0.8]",
+    },
+    "prediction.training.backbone_lr_factor": {"prediction.training.backbone_lr_factor": "0.1"},
+    "prediction.training.scale_range": {"prediction.training.scale_range": "[0.6,0.9]"},
+    "prediction.training.max_grad_norm": {"prediction.training.max_grad_norm": "0.1"},
     "conditional.scoring.extra_margin": {"conditional.scoring.prediction_weight": "0"},
     "conditional.scoring.iterations": {"conditional.scoring.pairwise": "literal"},
     "conditional.scoring.delta": {"conditional.scoring.pairwise": "literal"},

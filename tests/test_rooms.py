@@ -19,7 +19,7 @@ ROOMS = ["data", "synthetic", "regions", "seeds", "objective", "conditional", "p
 FOUNDATION = {"types", "masks", "errors", "files", "network_files", "progress", "backbones"}
 SEE_ALL = {"api", "trained", "demo", "benchmark", "cli", "__init__", "__main__"}
 STORAGE = ["data.artefacts", "regions.storage", "seeds.seed_set", "network_files", "files"]
-MAX_FILES, MAX_LINES = 144, 420
+MAX_FILES, MAX_LINES = 145, 420
 
 
 def module_name(path: Path) -> str:

@@ -10,8 +10,8 @@ import torch
 
 from annocoin.baselines.bbtp import bbtp_losses, box_instances
 from annocoin.data.loading import load_weak
-from annocoin.engine.config import PredictionConfig, PredictionTraining
 from annocoin.engine.metrics import MemoryLogger
+from annocoin.engine.network_config import PredictionConfig, PredictionTraining
 from annocoin.engine.prediction_training import train_prediction
 from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.engine.trainer import Trainer

@@ -330,6 +330,26 @@ def test_algorithm_1_as_printed(world: World, seed: int, threshold: float, class
         assert torch.equal(rows, copies[labels > 0])
 
 
+@settings(deadline=None)
+@given(worlds(), st.integers(0, 1000), st.sampled_from([0.1, 0.3, 0.6]))
+def test_algorithm_1_as_printed_from_a_box(world: World, seed: int, threshold: float) -> None:
+    """On the proposals with a high overlap with the box, and until none of them is left."""
+    regions = world.regions
+    height, width = regions.size
+    box = Annotation(regions.size, (WeakLabel(2, box=(0, 0, width, height)),))
+    fits = regions.box_iou([(0.0, 0.0, float(width), float(height))])[:, 0] >= 0.3
+    assume(bool(fits.any()))
+    kept = regions[fits]
+    requirements = requirements_of(
+        box, kept, box_overlap=0.3, best_fit_share=0.0, box_allows_extra=True
+    )
+    candidates = Candidates(requirements, replace(PRINTED, nms_threshold=threshold))
+    scores = candidates.scores(random_scores(requirements, seed, 2))
+    for k, labels in enumerate(candidates.samples(scores).labels):
+        (expected,) = algorithm_1(scores[k], kept, threshold).values()
+        assert set(labels.nonzero()[:, 0].tolist()) == expected
+
+
 def test_one_region_of_two_classes() -> None:
     requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), stripes([0], [1]))
     scores = torch.tensor([[[0.0, 3.0, 2.0], [0.0, 0.5, 1.0]]])

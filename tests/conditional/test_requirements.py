@@ -107,6 +107,16 @@ def test_a_high_overlap_with_the_box_is_enough_in_the_paper() -> None:
         assert fits(best_fit_share=0.0, box_overlap=threshold) == expected
 
 
+def test_a_box_may_allow_extra_regions() -> None:
+    regions = stripes([0], [0, 1], [0, 1, 2], [3])
+    labels = annotation(WeakLabel(3, box=(0, 0, 4, 6)), WeakLabel(5, point=(7, 1)))
+    exactly_one = requirements_of(labels, regions, best_fit_share=0.0)
+    assert not exactly_one.extra_allowed.any()
+    at_least_one = requirements_of(labels, regions, best_fit_share=0.0, box_allows_extra=True)
+    assert [r.allows_extra for r in at_least_one.required] == [True, False]
+    assert at_least_one.extra_allowed.tolist() == [[True, True, True, False], [False] * 4]
+
+
 def test_box_without_a_fitting_region_is_filled() -> None:
     result = requirements_of(annotation(WeakLabel(1, box=(3, 1, 5, 3))), stripes([0], [3]))
     assert result.num_fallbacks == 1

@@ -25,8 +25,8 @@ from annocoin.engine.classifier_training import (
     tags_of,
     train_classifier,
 )
-from annocoin.engine.config import ClassifierOptions
 from annocoin.engine.metrics import MemoryLogger
+from annocoin.engine.network_config import ClassifierOptions
 from annocoin.engine.presets import classifier_options
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError, Problems
@@ -39,7 +39,7 @@ import sys
 import torch
 from annocoin.data.loading import load_weak
 from annocoin.engine.classifier_training import train_classifier
-from annocoin.engine.config import ClassifierOptions
+from annocoin.engine.network_config import ClassifierOptions
 from annocoin.engine.distribution import init_distributed
 from annocoin.engine.trainer import Trainer
 from annocoin.seeds.classifier import write_classifier

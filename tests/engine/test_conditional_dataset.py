@@ -29,8 +29,8 @@ from annocoin.engine.conditional_dataset import (
     write_prepared,
 )
 from annocoin.engine.conditional_training import train_direct_loss, train_from_seeds
-from annocoin.engine.config import ConditionalConfig, ConditionalTraining, Evidence, Targets
 from annocoin.engine.image_stages import Execution
+from annocoin.engine.network_config import ConditionalConfig, ConditionalTraining, Evidence, Targets
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError, Problems
 from annocoin.seeds.evidence import class_shares, share_labels

@@ -20,14 +20,18 @@ from annocoin.engine.conditional_training import (
     train_direct_loss,
     train_from_seeds,
 )
-from annocoin.engine.config import ConditionalConfig, ConditionalTraining
 from annocoin.engine.labelling import samples_of
 from annocoin.engine.metrics import MemoryLogger
+from annocoin.engine.network_config import ConditionalConfig, ConditionalTraining
 from annocoin.engine.presets import preset
 from annocoin.engine.randomness import generator_at
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError
-from annocoin.objective.task_loss import disagreement_table, labelling_score
+from annocoin.objective.task_loss import (
+    TaskLossOptions,
+    disagreement_table,
+    labelling_score,
+)
 from annocoin.types import Annotation
 from engine.worlds import OBJECT, PART, no_seeds, prepared, square_example
 
@@ -182,25 +186,31 @@ def test_every_option_trains(gamma: float, changes: dict[str, Any]) -> None:
         assert all(f["self_diversity"] == 0 for f in logger.lines)
 
 
-@pytest.mark.parametrize("epsilon", [3.0, -3.0])
-def test_a_step_by_loops(epsilon: float) -> None:
-    """S(y_a), S(y_b) and S(y_c) of every sample, one by one; and their gradient."""
-    candidates = Candidates(EXAMPLES[0].requirements)
+@pytest.mark.parametrize("keep_better", [False, True])
+@pytest.mark.parametrize("epsilon", [3.0, -3.0, 1.0])
+def test_a_step_by_loops(epsilon: float, keep_better: bool) -> None:
+    """Algorithm 2, one sample and one pair of samples after the other; and its gradient.
+
+    With the literal scoring and without `keep_better`, as printed.
+    """
+    scoring = None if keep_better else preset("voc-r50-literal", ("a", "b")).conditional.scoring
+    candidates = Candidates(EXAMPLES[0].requirements, scoring)
     classes = EXAMPLES[0].requirements.labels
     generator = torch.Generator().manual_seed(0)
     unary = torch.randn(3, len(candidates.regions), 2, generator=generator, requires_grad=True)
     table = 3 * torch.rand(len(candidates.regions), 2, generator=generator)
-    training = replace(TRAINING, samples=3, epsilon=epsilon, diversity_weight=4.0)
+    training = replace(
+        TRAINING, samples=3, epsilon=epsilon, diversity_weight=4.0, keep_better=keep_better
+    )
     surrogate, _ = direct_step(unary, candidates, table, training, gamma=0.3)
     scores = candidates.scores(unary)
 
     def argmax(values: Tensor, otherwise: Tensor | None = None) -> Tensor:
         labels = candidates.infer(values[None].detach()).labels[0]
-        if otherwise is not None and labelling_score(values, labels, classes) < labelling_score(
-            values, otherwise, classes
-        ):
-            return otherwise
-        return labels
+        if not keep_better or otherwise is None:
+            return labels
+        found, plain = (labelling_score(values, y, classes) for y in (labels, otherwise))
+        return labels if found >= plain else otherwise
 
     y = [argmax(scores[k]) for k in range(3)]
     expected = torch.zeros(())
@@ -215,14 +225,35 @@ def test_a_step_by_loops(epsilon: float) -> None:
                 costs = 4.0 * disagreement_table(y[other], candidates.iou, classes)
                 apart = argmax(scores[k] + epsilon * costs, y[k])
                 changed += int(not torch.equal(apart, y[k]))
-                gain = labelling_score(scores[k], apart, classes) - score
+                other_score = labelling_score(scores[other], y[other], classes)
+                gain = labelling_score(scores[k], apart, classes) - other_score
                 expected = expected - 2 * 0.3 * gain / epsilon / 6
-    assert changed > 3, "otherwise nothing is compared"
+    assert changed > 0, "otherwise nothing is compared"
     assert surrogate.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-4)
     (expected_gradient,) = torch.autograd.grad(expected, unary)
     (gradient,) = torch.autograd.grad(surrogate, unary)
     assert expected_gradient.abs().max() > 0
     torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_tables_are_clamped_in_training_unless_losses_have_no_bound() -> None:
+    """With the default, log odds count up to 3; with the paper's unbounded losses as they are."""
+    generator = torch.Generator().manual_seed(0)
+    far, clamped = [], []
+    for example in EXAMPLES:
+        odds = 30 * torch.randn(len(example.requirements.regions), 1, generator=generator)
+        rows = (torch.cat([torch.zeros_like(o), -o], dim=1) for o in (odds, odds.clamp(-3, 3)))
+        far.append(replace(example, table=next(rows)))
+        clamped.append(replace(example, table=next(rows)))
+
+    def trained_on(examples: list[ConditionalExample], clamp: float | None) -> Tensor:
+        net = network()
+        config = replace(config_with(steps=2, batch_size=2), task_loss=TaskLossOptions(clamp=clamp))
+        train_direct_loss(net, examples, config, trainer=trainer())
+        return net.classify.weight.detach()
+
+    assert torch.equal(trained_on(far, 6.0), trained_on(clamped, 6.0))
+    assert not torch.equal(trained_on(far, None), trained_on(far, 6.0))
 
 
 def test_figures_of_margins() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from annocoin.engine.config import (
+from annocoin.engine.config import Config
+from annocoin.engine.network_config import (
     FROM_CLASSIFIER,
     ClassifierOptions,
     ConditionalTraining,
-    Config,
     PredictionTraining,
 )
 from annocoin.engine.overrides import (

@@ -26,7 +26,6 @@ from annocoin.engine.conditional_dataset import (
     prepare_images,
 )
 from annocoin.engine.conditional_training import train_from_seeds
-from annocoin.engine.config import ConditionalConfig, ConditionalTraining
 from annocoin.engine.image_stages import Execution
 from annocoin.engine.labelling import (
     draw_labels,
@@ -35,6 +34,7 @@ from annocoin.engine.labelling import (
     retrieve_labels,
     samples_of,
 )
+from annocoin.engine.network_config import ConditionalConfig, ConditionalTraining
 from annocoin.engine.parallel import work_through
 from annocoin.engine.presets import preset
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels
@@ -194,6 +194,23 @@ def test_loss_tables_are_those_of_single_images(
     fewer = {image.image_id: tables[image.image_id] for image in world.weak[1:]}
     drawn = world.draw(tmp_path / "m", tables=fewer)
     assert list(drawn) == list(fewer), "an image without a table is left out"
+
+
+def test_only_the_regions_of_highest_probability_have_a_mask_loss(
+    world: World, tmp_path: Path
+) -> None:
+    tables = {
+        limit: world.tables(
+            tmp_path / str(limit),
+            world.weak[:1],
+            tables="rois",
+            task_loss=TaskLossOptions(mask_scored_regions=limit),
+        )[world.weak[0].image_id]
+        for limit in (None, 1, 64)
+    }
+    assert len(tables[1]) < 64
+    assert torch.equal(tables[None], tables[64])
+    assert not torch.equal(tables[None], tables[1])
 
 
 def test_loss_tables_of_detections_are_those_of_single_images(

@@ -12,8 +12,8 @@ from torchvision.models.detection import MaskRCNN
 
 from annocoin.data.dataset import WeakDataset
 from annocoin.data.loading import load_weak
-from annocoin.engine.config import PredictionConfig, PredictionTraining
 from annocoin.engine.metrics import MemoryLogger
+from annocoin.engine.network_config import PredictionConfig, PredictionTraining
 from annocoin.engine.prediction_training import _PredictionExamples, train_prediction
 from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.engine.trainer import Trainer

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from annocoin import masks as rle
 from annocoin.conditional.samples import Samples
 from annocoin.engine.pseudo_labels import (
     LABELS,
@@ -82,6 +83,9 @@ def test_instances_have_the_boxes_of_box_labels() -> None:
     }
     assert boxes == {1: [0, 0, 2.5, 3], 2: [3, 0, 4, 2]}
     assert len(instances) == 3, "the same box with two masks, and the crowd's"
+    tight = PseudoLabels.from_samples(drawn, annotation, annotated_boxes=False).instances
+    assert torch.equal(tight.boxes, torch.from_numpy(rle.boxes(tight.masks)))
+    assert not torch.equal(tight.boxes, instances.boxes)
 
 
 def test_no_instances() -> None:
@@ -123,3 +127,10 @@ def test_tables_have_three_digits(tmp_path: Path) -> None:
     with TableFolder.writing(tmp_path, {}, [(7, "a.npz")]) as files:
         write_table(files[7], table)
     assert torch.allclose(TableFolder(tmp_path)[7], table, rtol=1e-3)
+
+
+def test_tables_without_a_bound_are_exact(tmp_path: Path) -> None:
+    table = torch.rand(5, 3, generator=torch.Generator().manual_seed(0)) * 1e6
+    with TableFolder.writing(tmp_path, {}, [(7, "a.npz")]) as files:
+        write_table(files[7], table)
+    assert torch.equal(TableFolder(tmp_path)[7], table)

@@ -142,6 +142,51 @@ def test_learning_rates_follow_the_formula(span: tuple[float, float], tmp_path: 
         assert rates[-1] < 0.01 * LR
 
 
+def test_a_learning_rate_with_milestones() -> None:
+    """After the warm-up the full rate, a tenth from a half on, a hundredth from nine tenths on."""
+    schedule = Schedule(40, 1, lr_milestones=(0.5, 0.9), lr_factors=(0.1, 0.01))
+    factors = [schedule.lr_factor(step) for step in range(40)]
+    assert factors[:2] == pytest.approx([0.25, 0.75])
+    assert factors[2:] == [1.0] * 18 + [0.1] * 16 + [0.01] * 4
+
+
+def naive_adam(batches: list[list[float]], decay: float, decoupled: bool) -> float:
+    """Steps of Adam with a constant learning rate, without dropout; decay as a loss or apart."""
+    weight = first = second = 0.0
+    for step, numbers in enumerate(batches, start=1):
+        lr = LR * min(1.0, (step - 0.5) / len(batches) / 0.05)
+        slope = 1.5 * sum(2 * (weight - number) for number in numbers) / len(numbers)
+        slope *= min(1.0, MAX_GRAD_NORM / (abs(slope) + 1e-6))
+        if decoupled:
+            weight -= lr * decay * weight
+        else:
+            slope += decay * weight
+        first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+        mean, square = first / (1 - 0.9**step), second / (1 - 0.999**step)
+        weight -= lr * mean / (square**0.5 + 1e-8)
+    return weight
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_the_weight_decay_of_adam_is_a_loss(optimizer: str) -> None:
+    net = Constant(0.0)
+    constant = {"lr_milestones": (0.999,), "lr_factors": (1.0,)}
+    fit(net, steps=7, schedule={"optimizer": optimizer, "weight_decay": 0.5, **constant})
+    expected = naive_adam(net.batches, 0.5, decoupled=optimizer == "adamw")
+    assert net.weight.item() == pytest.approx(expected, rel=1e-4)
+    other = naive_adam(net.batches, 0.5, decoupled=optimizer != "adamw")
+    assert net.weight.item() != pytest.approx(other, rel=1e-3)
+
+
+def test_gradients_are_not_clipped_without_a_norm() -> None:
+    logger = MemoryLogger()
+    nets = [Constant(0.0), Constant(0.0)]
+    for net, norm in zip(nets, (None, 0.01), strict=True):
+        sgd = {"optimizer": "sgd", "max_grad_norm": norm}
+        fit(net, steps=1, lr=1e-3, schedule=sgd, logger=logger)
+    assert nets[0].weight.item() > 10 * nets[1].weight.item() > 0
+
+
 def naive_sgd(batches: list[list[float]], weight: float, speed: float) -> tuple[float, float]:
     """Steps of SGD with momentum and clipping, without dropout."""
     for step, numbers in enumerate(batches):

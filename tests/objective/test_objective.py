@@ -14,11 +14,12 @@ from annocoin.errors import InputError
 from annocoin.objective.direct_loss import conditional_surrogate, direct_loss
 from annocoin.objective.diversity import (
     box_self_diversity,
+    class_entropy,
     cross_diversity,
     dissimilarity,
     diversities,
     expected_box_losses,
-    prediction_self_diversity,
+    mask_entropy,
     sample_losses,
     self_diversity,
 )
@@ -264,7 +265,7 @@ def test_bad_options_of_the_task_loss(change: dict[str, float]) -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_prediction_self_diversity_by_loops(seed: int) -> None:
+def test_entropies_by_loops(seed: int) -> None:
     """The expected log loss between two independent samples of every RoI and every pixel."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 4, generator=generator, dtype=torch.float64)
@@ -276,18 +277,18 @@ def test_prediction_self_diversity_by_loops(seed: int) -> None:
     for foreground in masks.sigmoid().flatten().tolist():
         for p in (foreground, 1 - foreground):
             expected += p * -math.log(p) / 8
-    assert float(prediction_self_diversity(logits, masks)) == pytest.approx(expected)
+    classes = class_entropy(logits.log_softmax(dim=1)).mean()
+    assert float(classes + mask_entropy(masks).mean()) == pytest.approx(expected)
 
 
-def test_prediction_self_diversity_is_finite_for_large_logits() -> None:
+def test_entropies_are_finite_for_large_logits() -> None:
     logits = torch.tensor([[100.0, -100.0]], requires_grad=True)
     masks = torch.full((1, 2, 2), 200.0, requires_grad=True)
-    diversity = prediction_self_diversity(logits, masks)
+    diversity = class_entropy(logits.log_softmax(dim=1)).mean() + mask_entropy(masks).mean()
     diversity.backward()
     assert diversity.item() == pytest.approx(0, abs=1e-6)
     assert masks.grad is not None
     assert bool(masks.grad.isfinite().all())
-    assert float(prediction_self_diversity(torch.zeros(0, 3))) == 0
 
 
 def test_dissimilarity() -> None:

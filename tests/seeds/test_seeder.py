@@ -251,6 +251,22 @@ def test_seeds_of_class_maps_respond_inside_their_boxes(classifier: Classifier) 
         assert box[1] <= (row + 0.5) * SIZE[0] / height <= box[3]
 
 
+def test_peak_responses_are_cut_to_their_boxes(classifier: Classifier) -> None:
+    box = (10.0, 5.0, 40.0, 30.0)
+    boxed = seeds_of(classifier, Annotation(SIZE, (WeakLabel(1, box=box),)))
+    assert len(boxed) == 1
+    torch.testing.assert_close(boxed.responses.sum(dim=(1, 2)), torch.ones(1))
+    whole = Annotation(SIZE, (WeakLabel(1, box=(0.0, 0.0, float(SIZE[1]), float(SIZE[0]))),))
+    assert seeds_of(classifier, whole).responses[0, 0, 0] > 0, "a response has values everywhere"
+    height, width = boxed.responses.shape[1:]
+    rows, columns = boxed.responses[0].nonzero(as_tuple=True)
+    down, across = SIZE[0] / height, SIZE[1] / width
+    assert box[1] < (rows.min() + 1) * down
+    assert rows.max() * down < box[3]
+    assert box[0] < (columns.min() + 1) * across
+    assert columns.max() * across < box[2]
+
+
 def test_seeds_of_class_maps_without_positive_values(classifier: Classifier) -> None:
     """The peak is the maximum of the map, and the response its cell."""
     negative = copy.deepcopy(classifier)

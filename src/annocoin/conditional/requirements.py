@@ -151,6 +151,7 @@ def requirements_of(
     image: Image | None = None,
     box_overlap: float = BOX_OVERLAP,
     best_fit_share: float = BEST_FIT_SHARE,
+    box_allows_extra: bool = False,
 ) -> Requirements:
     """The requirements of an annotation, with a set of regions that can meet all of them.
 
@@ -165,6 +166,8 @@ def requirements_of(
         box_overlap: least IoU of a box label with the tight box of a region.
         best_fit_share: the same, as a share of the IoU of the best fitting region; 0, as in the
             paper, for `box_overlap` alone.
+        box_allows_extra: a box requires at least one of its regions, as in the paper, instead of
+            exactly one.
     """
     if regions.size != annotation.size:
         raise InputError(
@@ -198,16 +201,18 @@ def requirements_of(
         fallbacks = torch.arange(len(annotation))[:, None] == torch.tensor(unmatched)
         compatible = torch.cat([compatible, fallbacks], dim=1)
     labels = annotation.distinct_labels
+    allows_extra = [
+        w.kind == "tag" or w.crowd or (box_allows_extra and w.kind == "box") for w in annotation
+    ]
     extra_allowed = torch.zeros(len(labels), len(regions), dtype=torch.bool)
-    for weak_label, row in zip(annotation, compatible, strict=True):
-        if _allows_extra(weak_label):
+    for weak_label, row, allowed in zip(annotation, compatible, allows_extra, strict=True):
+        if allowed:
             extra_allowed[labels.index(weak_label.label)] |= row
     return Requirements(
         regions=regions,
         labels=labels,
         required=tuple(
-            Requirement(annotation[i].label, compatible[i], i, _allows_extra(annotation[i]))
-            for i in required
+            Requirement(annotation[i].label, compatible[i], i, allows_extra[i]) for i in required
         ),
         extra_allowed=extra_allowed,
         peaks=tuple(_peaks(label, annotation, regions, seeds) for label in labels),
@@ -364,10 +369,6 @@ def _requiring_labels(annotation: Annotation) -> list[int]:
         for i, w in enumerate(annotation)
         if w.kind != "tag" or (w.label not in located and labels.index(w.label) == i)
     ]
-
-
-def _allows_extra(weak_label: WeakLabel) -> bool:
-    return weak_label.kind == "tag" or weak_label.crowd
 
 
 def _unmatched(compatible: Tensor, required: list[int]) -> list[int]:

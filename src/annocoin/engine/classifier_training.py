@@ -16,8 +16,8 @@ from torchvision.transforms import v2
 
 from annocoin.backbones import IMAGENET_MEAN, SCRATCH, resize_longest_side
 from annocoin.data.dataset import WeakDataset
-from annocoin.engine.config import ClassifierOptions
 from annocoin.engine.distribution import single_process, warn_of_slow_bfloat16
+from annocoin.engine.network_config import ClassifierOptions
 from annocoin.engine.randomness import seed_of, seeded
 from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
 from annocoin.errors import Problems

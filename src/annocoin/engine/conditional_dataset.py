@@ -33,8 +33,8 @@ from annocoin.conditional.scoring import (
 )
 from annocoin.data.artefacts import MAX_BITS, ArrayFormat, Arrays, ArtefactFolder
 from annocoin.data.dataset import WeakDataset, WeakImage
-from annocoin.engine.config import ConditionalConfig
 from annocoin.engine.image_stages import Execution, check_usable, run_image_stage
+from annocoin.engine.network_config import ConditionalConfig
 from annocoin.errors import InputError, Problems
 from annocoin.regions import storage
 from annocoin.regions.region_set import RegionSet
@@ -216,6 +216,7 @@ def preparation_options(config: ConditionalConfig) -> dict[str, object]:
         "require_peak": config.require_peak,
         "box_overlap": config.box_overlap,
         "best_fit_share": config.best_fit_share,
+        "box_allows_extra": config.box_allows_extra,
         "evidence": config.evidence,
         "targets": config.training.targets,
     }
@@ -257,6 +258,7 @@ def prepare_image(
         image=image.pixels(),
         box_overlap=config.box_overlap,
         best_fit_share=config.best_fit_share,
+        box_allows_extra=config.box_allows_extra,
     )
     votes = seed_votes(requirements, seeds)
     shares: Tensor | None = None

@@ -18,7 +18,7 @@ from annocoin.engine.conditional_dataset import (
     ConditionalExample,
     ExampleSequence,
 )
-from annocoin.engine.config import ConditionalConfig, ConditionalTraining
+from annocoin.engine.network_config import ConditionalConfig, ConditionalTraining
 from annocoin.engine.randomness import generator_at, seed_of
 from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer, epoch_order
 from annocoin.errors import InputError, brief
@@ -88,8 +88,7 @@ def direct_step(
 ) -> tuple[Tensor, Figures]:
     """The surrogate of one image, whose gradient is the direct loss gradient, and figures.
 
-    Greedy inference is not an exact argmax: where the labelling without the loss scores higher
-    than the loss augmented one, it is taken as y_a (or y_b) instead.
+    Greedy inference is not an exact argmax, see `ConditionalTraining.keep_better`.
 
     Args:
         unary: F [K, P, J+1].
@@ -101,6 +100,8 @@ def direct_step(
 
     def augmented(values: Tensor, plain: Tensor) -> Tensor:
         labels = candidates.infer(values).labels
+        if not training.keep_better:
+            return labels
         better = labelling_score(values, labels, classes) >= labelling_score(values, plain, classes)
         return torch.where(better[:, None], labels, plain)
 
@@ -203,7 +204,7 @@ def _direct_loss(
         raise InputError(
             f"a loss table of shape {shape}; expected finite numbers {tuple(unary.shape[1:])}"
         )
-    if training.restrict_to_annotation:
+    if training.restrict_to_annotation and config.task_loss.clamp is not None:
         table = clamp_log_odds(table)
     return direct_step(unary, candidates, table.to(unary), training, gamma)
 
@@ -226,8 +227,11 @@ def _fit(
     schedule = Schedule(
         steps=training.initial_steps if initial else training.steps,
         batch_size=training.batch_size,
+        optimizer=training.optimizer,
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
+        lr_milestones=training.lr_milestones,
+        lr_factors=training.lr_factors,
     )
     weights = [weight for weight in net.parameters() if weight.requires_grad]
     parameters = [{"params": weights, "lr": training.initial_lr if initial else training.lr}]

@@ -17,8 +17,9 @@ from torch import nn
 
 from annocoin.backbones import SCRATCH, Precision
 from annocoin.conditional.networks import ConditionalNetwork
-from annocoin.engine.config import Config, PredictionConfig
+from annocoin.engine.config import Config
 from annocoin.engine.methods import METHODS
+from annocoin.engine.network_config import PredictionConfig
 from annocoin.masks import Size
 from annocoin.prediction.networks import build_network
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture

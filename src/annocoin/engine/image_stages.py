@@ -23,9 +23,9 @@ from annocoin.engine.classifier_training import (
     tag_map,
     train_classifier,
 )
-from annocoin.engine.config import ClassifierOptions
 from annocoin.engine.distribution import ProcessGroup, worker_processes
 from annocoin.engine.metrics import FileLogger
+from annocoin.engine.network_config import ClassifierOptions
 from annocoin.engine.parallel import BadItem, work_through
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError, Problems, brief, check_positive, image_line

@@ -29,8 +29,8 @@ from annocoin.engine.conditional_dataset import (
     prepare_image,
     with_artefacts,
 )
-from annocoin.engine.config import ConditionalConfig
 from annocoin.engine.image_stages import Execution, ImageWorker, run_image_stage
+from annocoin.engine.network_config import ConditionalConfig
 from annocoin.engine.pseudo_labels import (
     LABELS,
     TABLES,
@@ -202,7 +202,9 @@ class _Sampler:
         example, image = self.examples[item], self.examples.images[item]
         generator = generator_at(self.seed, "samples", str(example.image_id))
         samples = samples_of(self.net, example, self.config, generator=generator)
-        return PseudoLabels.from_samples(samples, image.annotation)
+        return PseudoLabels.from_samples(
+            samples, image.annotation, annotated_boxes=self.config.annotated_boxes
+        )
 
     def write(self, path: Path, result: PseudoLabels) -> None:
         write_pseudo_labels(path, result)
@@ -285,7 +287,9 @@ class _PriorLabeller(_Retriever):
         candidates = Candidates(requirements, self.config.scoring, seed_prior=prepared.seed_prior)
         unary = torch.zeros(1, len(requirements.regions), 1 + len(requirements.labels))
         samples = candidates.samples(candidates.scores(unary))
-        return PseudoLabels.from_samples(samples, item.annotation)
+        return PseudoLabels.from_samples(
+            samples, item.annotation, annotated_boxes=self.config.annotated_boxes
+        )
 
 
 def _with_annotated(instances: Instances, labels: Sequence[WeakLabel]) -> Instances:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from annocoin.backbones import IMAGENET, SCRATCH, TINY
-from annocoin.engine.config import FROM_CLASSIFIER, ClassifierOptions, Config
+from annocoin.engine.config import Config
+from annocoin.engine.network_config import FROM_CLASSIFIER, ClassifierOptions
 from annocoin.errors import InputError
 
 NETWORKS = ("classifier", "conditional network", "prediction network", "teacher network")

@@ -13,8 +13,9 @@ from torchvision.models.detection import MaskRCNN
 
 from annocoin.backbones import Precision
 from annocoin.data.dataset import WeakDataset, WeakImage
-from annocoin.engine.config import Config, PredictionConfig
+from annocoin.engine.config import Config
 from annocoin.engine.distribution import warn_of_slow_bfloat16
+from annocoin.engine.network_config import PredictionConfig
 from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.engine.randomness import generator_at, seed_of
 from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
@@ -81,6 +82,8 @@ def train_prediction(
             training.weight_decay,
             training.max_grad_norm,
             span,
+            training.lr_milestones,
+            training.lr_factors,
             cpu_workers=0,
         ),
         name=name,

@@ -16,7 +16,7 @@ from annocoin.backbones import SCRATCH
 from annocoin.conditional.networks import ConditionalNetwork
 from annocoin.data.dataset import WeakDataset, WeakImage, concatenate
 from annocoin.engine.conditional_dataset import with_artefacts
-from annocoin.engine.config import Config, PredictionConfig
+from annocoin.engine.config import Config
 from annocoin.engine.distribution import ProcessGroup, has_bfloat16, worker_processes
 from annocoin.engine.estimates import (
     StageImages,
@@ -27,6 +27,7 @@ from annocoin.engine.estimates import (
 )
 from annocoin.engine.image_stages import CLASSIFIER_FILE, classifier_architecture, with_regions
 from annocoin.engine.methods import FULL, METHODS
+from annocoin.engine.network_config import PredictionConfig
 from annocoin.engine.overrides import check_weight_files, use_classifier
 from annocoin.engine.parallel import cores
 from annocoin.engine.prediction_training import RoundImages

@@ -10,16 +10,16 @@ from typing import Any
 from annocoin.backbones import IMAGENET, SCRATCH, TINY, TINY_LAYERS
 from annocoin.conditional.networks import ConditionalArchitecture
 from annocoin.conditional.scoring import ScoringOptions
-from annocoin.engine.config import (
+from annocoin.engine.config import Config
+from annocoin.engine.methods import ANNOCOIN, BaselineTraining
+from annocoin.engine.network_config import (
     FROM_CLASSIFIER,
     ClassifierOptions,
     ConditionalConfig,
     ConditionalTraining,
-    Config,
     PredictionConfig,
     PredictionTraining,
 )
-from annocoin.engine.methods import ANNOCOIN, BaselineTraining
 from annocoin.engine.overrides import NETWORKS, override, weights_folder
 from annocoin.errors import InputError, check_choice
 from annocoin.objective.task_loss import TaskLossOptions
@@ -175,9 +175,10 @@ def voc_r50_literal(classes: Classes) -> Config:
     PRM's back-propagation for the seeds; a channel of noise per pixel and one linear 1x1
     convolution; averages over the image without a factor; sums of edges, of neighbours and of
     squared differences; the printed overlap test and the printed algorithm, which runs for each
-    class until no region is left; seed pixels as first labels; regions that a seed touches or that
-    overlap a box; losses of all regions without a bound; boxes in expectation; the learning rate
-    and batches of the probabilistic U-Net; Mask R-CNN's SGD; no training after the rounds, which
+    class until no region is left, boxes included; seed pixels as first labels; regions that a seed
+    touches or that overlap a box; losses of all regions without a bound, loss augmented labellings
+    as they are found; boxes in expectation, tight around regions; optimizer, learning rates and
+    batches of the probabilistic U-Net; those of Mask R-CNN; no training after the rounds, which
     have its steps instead. docs/method.md lists all options.
     """
     ours = voc_r50(classes)
@@ -214,16 +215,23 @@ def voc_r50_literal(classes: Classes) -> Config:
                 foreground_bias=0.0,
                 noise_strength=0.0,
                 epsilon=1.0,
+                keep_better=False,
                 diversity_weight=1.0,
                 restrict_to_annotation=False,
                 batch_size=10,
+                optimizer="adam",
                 initial_lr=1e-4,
                 lr=1e-4,
+                lr_milestones=(1 / 3, 2 / 3),
+                lr_factors=(0.5, 0.1),
                 weight_decay=1e-5,
+                max_grad_norm=None,
             ),
             top_regions=0,
             require_peak=False,
             best_fit_share=0.0,
+            box_allows_extra=True,
+            annotated_boxes=False,
             task_loss=TaskLossOptions(clamp=None, mask_scored_regions=None),
         ),
         prediction=replace(
@@ -235,8 +243,11 @@ def voc_r50_literal(classes: Classes) -> Config:
                 final_steps=0,
                 optimizer="sgd",
                 lr=0.005,  # .02 for 16 images
+                lr_milestones=(2 / 3, 8 / 9),
+                lr_factors=(0.1, 0.01),
                 backbone_lr_factor=1.0,
                 weight_decay=1e-4,
+                max_grad_norm=None,
                 scale_range=(1.0, 1.0),
             ),
         ),

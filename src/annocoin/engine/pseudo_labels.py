@@ -37,8 +37,11 @@ TABLES = ArrayFormat(
     "loss tables",
     "annocoin train",
     version=2,
-    fields={"table": ((None, None), ("float16",))},
+    fields={"table": ((None, None), ("float16", "float32"))},
 )
+
+MAX_CLAMPED = 32.0
+"""More than the sum of two or three losses, each clamped to 6 (`TaskLossOptions`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +59,14 @@ class PseudoLabels:
     consensus: int
 
     @classmethod
-    def from_samples(cls, samples: Samples, annotation: Annotation) -> PseudoLabels:
-        """The samples' instances; one that meets a box label has that box."""
+    def from_samples(
+        cls, samples: Samples, annotation: Annotation, *, annotated_boxes: bool = True
+    ) -> PseudoLabels:
+        """The samples' instances.
+
+        Args:
+            annotated_boxes: one that meets a box label has that box, instead of its tight box.
+        """
         numbers: dict[tuple[int, int, int], int] = {}  # region, label, box label -> instance
         rows: list[list[int]] = []
         for k, labels in enumerate(samples.labels):
@@ -75,7 +84,7 @@ class PseudoLabels:
         chosen = samples.regions[regions]
         boxes = chosen.boxes.double().cpu().reshape(-1, 4)
         for i, (_, _, index) in enumerate(numbers):
-            if index >= 0:
+            if index >= 0 and annotated_boxes:
                 boxes[i] = torch.tensor(annotation[index].box, dtype=torch.float64)
         # scores and confidence are of the consensus, or of the first sample with the instance
         source = members.int().argmax(dim=0)
@@ -161,8 +170,13 @@ def write_pseudo_labels(path: Path, labels: PseudoLabels) -> None:
 
 
 def write_table(path: Path, table: Tensor) -> None:
-    """Write a loss table as .npz, atomically, in half precision: clamped, D is at most 12."""
-    TABLES.write(path, {"table": table.cpu().numpy().astype(np.float16)})
+    """Write a loss table as .npz, atomically.
+
+    In half precision, unless it has greater values than tables of clamped losses.
+    """
+    values = table.cpu().numpy()
+    kind = np.float16 if np.abs(values).max(initial=0) <= MAX_CLAMPED else np.float32
+    TABLES.write(path, {"table": values.astype(kind)})
 
 
 def _decode(arrays: Arrays) -> PseudoLabels:

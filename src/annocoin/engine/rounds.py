@@ -35,6 +35,11 @@ from annocoin.engine.stage import Stage
 
 CONDITIONAL_FILE = "conditional.safetensors"
 
+_LABELLING_OPTIONS = (
+    "scoring", "task_loss", "tables", "detection_scales", "average_tables", "annotated_boxes",
+)  # fmt: skip
+"""Of the conditional network, without effect on its initial training."""
+
 
 def train_run(
     dataset: WeakDataset,
@@ -152,9 +157,8 @@ class Rounds(SharedStages):
     def retrieve(self, seeds: Stage) -> Stage:
         """The regions retrieved for the seeds, as pseudo labels."""
         config = self.config.conditional
-        options = (
-            preparation_options(config) | asdict(config.scoring) | self.images.option(self.used)
-        )
+        options = preparation_options(config) | asdict(config.scoring)
+        options |= {"annotated_boxes": config.annotated_boxes, **self.images.option(self.used)}
         stage = self.run.stage("retrieved labels", options, seeds)
         arguments = (self.used, self.regions, self.seeds, stage.folder, config, self.execution)
         self.run.do(stage, partial(retrieve_labels, *arguments))
@@ -166,7 +170,7 @@ class Rounds(SharedStages):
         config = self.config.conditional
         weights, inputs = self.initial_weights(config.weights)
         options = self.stage_options(config)  # regions are scored later
-        for name in ("scoring", "task_loss", "tables", "detection_scales", "average_tables"):
+        for name in _LABELLING_OPTIONS:
             del options[name]
         stage = self.run.stage("conditional", options, prepared, *inputs)
 
@@ -185,7 +189,8 @@ class Rounds(SharedStages):
         name = f"round {number}, samples" if number <= self.config.rounds else "final samples"
         images = self.images.of_round(number)
         file, config = conditional.folder / CONDITIONAL_FILE, self.config.conditional
-        options = {"scoring": asdict(config.scoring)} | self.images.option(images)
+        options: dict[str, Any] = {"scoring": asdict(config.scoring)}
+        options |= {"annotated_boxes": config.annotated_boxes, **self.images.option(images)}
         inputs = (conditional,) if tables is None else (conditional, tables)
         stage = self.run.stage(name, options, *inputs)
         arguments = (images, self.prepared, file, config, stage.folder, self.execution)

@@ -16,7 +16,7 @@ from typing import Any
 from annocoin.data.artefacts import STAGE_FILES
 from annocoin.data.dataset import WeakDataset
 from annocoin.engine import label_quality
-from annocoin.engine.config import FROM_CLASSIFIER, Config, PredictionConfig
+from annocoin.engine.config import Config
 from annocoin.engine.image_stages import (
     CLASSIFIER_FILE,
     Execution,
@@ -25,6 +25,7 @@ from annocoin.engine.image_stages import (
     make_seeds,
 )
 from annocoin.engine.label_quality import Measurement
+from annocoin.engine.network_config import FROM_CLASSIFIER, PredictionConfig
 from annocoin.engine.prediction_training import RoundImages, train_prediction
 from annocoin.engine.preflight import Precomputed, trains_classifier
 from annocoin.engine.pseudo_labels import PseudoLabelFolder, PseudoLabels

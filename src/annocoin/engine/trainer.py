@@ -13,6 +13,7 @@ import os
 import pickle
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from annocoin.progress import track
 from annocoin.types import ImageId
 
 if TYPE_CHECKING:  # the configuration imports all networks, which reading a run does not need
-    from annocoin.engine.config import OptimizerName
+    from annocoin.engine.network_config import OptimizerName
 
 WARM_UP = 0.05
 """Fraction of the training in which the learning rate rises."""
@@ -82,10 +83,11 @@ class Schedule:
     Args:
         steps: number of optimizer steps.
         batch_size: images per step and process.
-        optimizer: "adamw" or "sgd".
+        optimizer: "adam", "adamw" or "sgd".
         weight_decay: of the optimizer.
-        max_grad_norm: gradient clipping.
+        max_grad_norm: gradient clipping; None for none.
         span: the fraction of a longer training that these steps are, for the learning rate.
+        lr_milestones, lr_factors: of the learning rate, see `lr_factor`.
         cpu_workers: loader processes of a training on a CPU, see `loader_workers`.
     """
 
@@ -93,14 +95,23 @@ class Schedule:
     batch_size: int
     optimizer: OptimizerName = "adamw"
     weight_decay: float = 0.0
-    max_grad_norm: float = math.inf
+    max_grad_norm: float | None = None
     span: tuple[float, float] = (0.0, 1.0)
+    lr_milestones: tuple[float, ...] = ()
+    lr_factors: tuple[float, ...] = ()
     cpu_workers: int = 1
 
     def lr_factor(self, step: int) -> float:
-        """The learning rate as a fraction of its maximum: linear warm-up, cosine decay."""
+        """The learning rate as a fraction of its maximum.
+
+        A linear warm-up, then a cosine decay; or, with milestones, 1 up to the first of these
+        fractions of the training and the factor of each from there on.
+        """
         progress = self.span[0] + (self.span[1] - self.span[0]) * (step + 0.5) / self.steps
-        return min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+        warm_up = min(1.0, progress / WARM_UP)
+        if self.lr_milestones:
+            return warm_up * (1.0, *self.lr_factors)[bisect_right(self.lr_milestones, progress)]
+        return warm_up * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
 class Trainer:
@@ -170,7 +181,7 @@ class Trainer:
             norm = group.fabric.clip_gradients(
                 wrapped,
                 wrapped_optimizer,
-                max_norm=schedule.max_grad_norm,
+                max_norm=math.inf if schedule.max_grad_norm is None else schedule.max_grad_norm,
                 error_if_nonfinite=False,
             )
             figures["grad_norm"] = float(norm)  # type: ignore[arg-type]
@@ -334,7 +345,8 @@ def _optimizer(schedule: Schedule, groups: Sequence[dict[str, Any]]) -> torch.op
     options: dict[str, Any] = {"weight_decay": schedule.weight_decay, "foreach": True}
     if schedule.optimizer == "sgd":
         return torch.optim.SGD(list(groups), lr=1.0, momentum=MOMENTUM, **options)
-    return torch.optim.AdamW(list(groups), **options)
+    kind = torch.optim.Adam if schedule.optimizer == "adam" else torch.optim.AdamW
+    return kind(list(groups), **options)
 
 
 def _check_weights(module: nn.Module, name: str) -> None:

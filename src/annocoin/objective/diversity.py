@@ -112,20 +112,6 @@ def sample_losses(samples: Tensor, iou: Tensor, classes: tuple[int, ...]) -> Ten
     return (norm[:, None] + norm[None]) / 2 - similarity
 
 
-def prediction_self_diversity(class_logits: Tensor, mask_logits: Tensor | None = None) -> Tensor:
-    """DIV(Pr_p, Pr_p), the log loss between two samples, which is the entropy: a mean over RoIs.
-
-    Args:
-        class_logits: [N, C+1].
-        mask_logits: masks of foreground RoIs, [M, h, w]; their entropy is averaged over pixels.
-    """
-    entropy = class_entropy(class_logits.log_softmax(dim=1))
-    result = entropy.mean() if len(entropy) else class_logits.sum() * 0
-    if mask_logits is None or not len(mask_logits):
-        return result
-    return result + mask_entropy(mask_logits).mean()
-
-
 def expected_box_losses(
     probabilities: Tensor, boxes: Tensor, targets: Tensor, *, beta: float
 ) -> Tensor:

@@ -128,6 +128,7 @@ class Seeder:
             maps, centres.in_image(maps.shape[1:], scale), annotation, self.options.threshold
         )
         responses = forward_pass.responses(peaks.to(self.device)).cpu()
+        _cut_to_boxes(responses, annotation_index, annotation)
         classes, rows, columns = peaks.T
         if self.class_mapper is None:
             class_maps = centres.resample(maps, size)
@@ -155,10 +156,8 @@ def _seeds_of_maps(maps: Tensor, annotation: Annotation, threshold: float) -> Se
     peaks, points, annotation_index = select_peaks(log_odds, (down, across), annotation, threshold)
     classes, rows, columns = peaks.T
     responses = positive[classes]
-    for response, index, (_, row, column) in zip(responses, annotation_index, peaks, strict=True):
-        box = annotation[int(index)].box
-        if box is not None:
-            response *= _inside(box, down, across)
+    _cut_to_boxes(responses, annotation_index, annotation)
+    for response, (_, row, column) in zip(responses, peaks, strict=True):
         if not bool(response.any()):
             response[row, column] = 1
     return Seeds(
@@ -170,6 +169,25 @@ def _seeds_of_maps(maps: Tensor, annotation: Annotation, threshold: float) -> Se
         responses=responses / responses.sum(dim=(1, 2), keepdim=True),
         maps=maps[classes],
     )
+
+
+def _cut_to_boxes(responses: Tensor, annotation_index: Tensor, annotation: Annotation) -> None:
+    """Set responses [N, h, w] of boxes to 0 outside their box, in place (paper, 6.2).
+
+    Without any mass inside, all of the box gets the same.
+    """
+    rows, columns = (
+        (torch.arange(cells) + 0.5) * (length / cells)
+        for cells, length in zip(responses.shape[1:], annotation.size, strict=True)
+    )
+    for response, index in zip(responses, annotation_index.tolist(), strict=True):
+        box = annotation[index].box
+        inside = None if box is None else _inside(box, rows, columns)
+        if inside is None or not inside.any():  # smaller than a cell
+            continue
+        response *= inside
+        if not response.any():
+            response[inside] = 1
 
 
 class SelectedPeaks(NamedTuple):
