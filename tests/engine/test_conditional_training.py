@@ -32,7 +32,7 @@ from annocoin.objective.task_loss import (
     disagreement_table,
     labelling_score,
 )
-from annocoin.types import Annotation
+from annocoin.types import Annotation, WeakLabel
 from engine.worlds import OBJECT, PART, no_seeds, prepared, square_example
 
 EXAMPLES = [square_example(number) for number in range(8)]
@@ -234,6 +234,24 @@ def test_a_step_by_loops(epsilon: float, keep_better: bool) -> None:
     (gradient,) = torch.autograd.grad(surrogate, unary)
     assert expected_gradient.abs().max() > 0
     torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_copies_of_a_region_count_as_background_once() -> None:
+    """Two classes that share regions: the logged DIV(Pr_p, Pr_c) is that of P regions (eq. 11)."""
+    regions = EXAMPLES[0].requirements.regions[:4]
+    tags = Annotation(regions.size, (WeakLabel(1), WeakLabel(2)))
+    candidates = Candidates(requirements_of(tags, regions), ScoringOptions(share_regions=True))
+    generator = torch.Generator().manual_seed(0)
+    unary = torch.randn(3, 4, 3, generator=generator)
+    table = torch.rand(4, 3, generator=generator)
+    _, figures = direct_step(unary, candidates, table, replace(TRAINING, samples=3))
+    labels = candidates.infer(candidates.scores(unary)).labels.view(3, 2, 4)
+    expected = 0.0
+    for k in range(3):
+        for u in range(4):
+            classes = [j for j in (1, 2) if j in labels[k, :, u]]
+            expected += sum(float(table[u, j]) for j in classes or [0]) / 3
+    assert figures["cross_diversity"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_tables_are_clamped_in_training_unless_losses_have_no_bound() -> None:

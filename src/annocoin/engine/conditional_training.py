@@ -121,8 +121,10 @@ def direct_step(
         gamma=gamma,
     )
     diversity = float(self_diversity(predicted, candidates.iou, classes))
+    copies = len(predicted[0]) // max(1, unary.shape[1])
+    surplus = _surplus_background(predicted, table, copies)
     figures = {
-        "cross_diversity": float(cross_diversity(table, predicted, classes)),
+        "cross_diversity": float(cross_diversity(table, predicted, classes) - surplus),
         "self_diversity": training.diversity_weight * diversity,
         "changed_by_loss": float((towards != predicted).any(dim=1).float().mean()),
         "instances": float((predicted > 0).sum(dim=1).float().mean()),
@@ -130,6 +132,21 @@ def direct_step(
         **margin_figures(candidates.repeat(unary.detach()), fixed),
     }
     return surrogate, figures
+
+
+def _surplus_background(labels: Tensor, table: Tensor, copies: int) -> Tensor:
+    """The mean loss of the background that labellings of copies of the regions count too often.
+
+    A region that no class has selected is background once, whatever the number of its copies
+    (`Requirements.per_class`), and one that a class has selected is none.
+
+    Args:
+        labels: y^k of the copies, int64 [K, P].
+        table: D of the copies, [P, J+1].
+    """
+    background = torch.stack((labels == 0).chunk(max(1, copies), dim=1)).sum(dim=0)
+    surplus = background - (background == copies).to(background.dtype)
+    return (surplus * table[: background.shape[1], 0]).sum(dim=1).mean()
 
 
 def margin_figures(unary: Tensor, scores: Tensor) -> Figures:

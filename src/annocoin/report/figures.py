@@ -28,7 +28,12 @@ from annocoin.regions.hierarchy import contours
 from annocoin.regions.proposals import Analysis
 from annocoin.regions.region_set import RegionSet
 from annocoin.report import plots
-from annocoin.report.by_round import choose_images, images_by_round, round_picture
+from annocoin.report.by_round import (
+    SHOWN_SCORE,
+    choose_images,
+    images_by_round,
+    round_picture,
+)
 from annocoin.report.charts import Chart, import_matplotlib
 from annocoin.report.overlay import Colour, Picture, colour, draw, draw_mask, draw_text, sheet
 from annocoin.report.run_data import RunData, read_run, with_images_of
@@ -42,9 +47,6 @@ SAMPLE_SIDE = 224
 
 ROUND_SAMPLES = 3
 """Samples per image and round in `rounds_figure`."""
-
-SHOWN_SCORE = 0.5
-"""Minimum score of the predictions in `rounds_figure`."""
 
 BEST_IMAGES = 5
 """Images per class in `write_figures`."""
@@ -142,13 +144,16 @@ def samples_figure(
     return sheet(pictures, columns=len(pictures), gap=3)
 
 
-def rounds_figure(run: Path, dataset: WeakDataset, count: int = 8) -> Picture:
+def rounds_figure(
+    run: Path, dataset: WeakDataset, count: int = 8, shown_score: float = SHOWN_SCORE
+) -> Picture:
     """One row per image: labels, then samples and prediction of the first and the last round.
 
     Args:
         run: directory of a finished run with rounds.
         dataset: its training images.
         count: number of images.
+        shown_score: minimum score of predictions; the paper's figure 3 has .7.
     """
     folders = {stage["stage"]: run / stage["folder"] for stage in read_json(run / RESULT)["stages"]}
     if "round 1, samples" not in folders:
@@ -158,7 +163,7 @@ def rounds_figure(run: Path, dataset: WeakDataset, count: int = 8) -> Picture:
     trained = [folder for name, folder in folders.items() if name.endswith(kinds)]
     networks = [trained[0], trained[-1]]
     predictors = [
-        Predictor(read_prediction(folder / PREDICTION_FILE)[0], threshold=SHOWN_SCORE)
+        Predictor(read_prediction(folder / PREDICTION_FILE)[0], threshold=shown_score)
         for folder in networks
     ]
     pictures: list[Picture] = []
