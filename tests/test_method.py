@@ -139,6 +139,28 @@ def test_every_departure_of_the_literal_preset_is_in_the_table() -> None:
     assert different - set(PRINTED) == {"prediction.training.steps"}
 
 
+SIZES = (
+    "baseline.", "classifier.", "prediction.architecture.", "conditional.architecture.size",
+    "conditional.training.initial_steps", "conditional.training.steps", "seeds.threshold",
+    "conditional.detection_scales", "conditional.scoring.nms_threshold",
+    "conditional.scoring.vote_sharpness", "prediction.training.steps",
+    "prediction.training.continued", "prediction.training.frozen_layers",
+    "prediction.losses.anchors_per_image", "prediction.losses.rois_per_image",
+    "prediction.losses.class_agnostic_masks", "prediction.weights", "rounds",
+)  # fmt: skip
+"""Sizes of networks and trainings, and constants that the paper does not give."""
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != LITERAL])
+def test_the_departures_of_every_preset_are_in_the_table(name: str) -> None:
+    config = replace(preset(name, CLASSES), teacher=None)
+    ours, literal = (flattened(each) for each in (config, preset(LITERAL, CLASSES)))
+    different = {name for name, value in literal.items() if ours[name] != value}
+    precisions = {name for name in different if name.endswith("precision")}
+    others = different - set(PRINTED) - precisions
+    assert {name for name in others if not name.startswith(SIZES)} == set()
+
+
 # Small problems, one for each part of the configuration.
 
 
