@@ -7,10 +7,11 @@ pixels are clustered by their centroids, and the class map of each cluster is sp
 walk up to the boundaries. A prediction network is trained on these instances.
 
 Simplified: the fully connected CRF that refines confident pixels works at a low resolution (runs
-have maps that follow boundaries instead, see `annocoin.baselines.irn_peer`); the backbone is the classifier's instead of one trained on ImageNet only; AdamW with a cosine decay
-instead of SGD with a polynomial one; fragments below `min_area` are dropped, where the authors give
-them a score of 0. Thresholds, radii and the random walk are those of the authors' code, for images
-of about 500 pixels: distances are in cells of 4 pixels, so enlarge small images by `size`.
+have maps that follow boundaries instead, see `annocoin.baselines.irn_peer`); the backbone is the
+classifier's instead of one trained on ImageNet only; AdamW with a cosine decay instead of SGD with
+a polynomial one; fragments below `min_area` are dropped, where the authors give them a score of 0.
+Thresholds, radii and the random walk are those of the authors' code, for images of about 500
+pixels: distances are in cells of 4 pixels, so enlarge small images by `size`.
 
     net = IrnNetwork.from_classifier(classifier)
     maps = maps_of_seeds(seeds, annotation)  # per image; or those of a `ClassMapper`
