@@ -57,7 +57,7 @@ def main() -> None:
         "--methods",
         nargs="*",
         default=["network", "gradient", "felzenszwalb"],
-        help="these, or network-bf16: in bfloat16",
+        help="default: these; network-bf16 is the network in bfloat16",
     )
     parser.add_argument("--folders", nargs="+", type=Path, default=[], metavar="DIR")
     parser.add_argument("--counts", nargs="+", type=int, default=COUNTS, help="of first regions")

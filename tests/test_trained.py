@@ -208,7 +208,8 @@ def test_other_files_are_refused(run: Path, annocoin: Command, tmp_path: Path) -
 
 def test_prediction_imports_no_code_of_training(run: Path, scenes: Path, tmp_path: Path) -> None:
     heavy = ("lightning_fabric", "segmentation_models_pytorch", "higra", "scipy", "tensorboard",
-             "onnx", "annocoin.api", "annocoin.engine.config", "annocoin.regions")  # fmt: skip
+             "onnx", "annocoin.api", "annocoin.engine.config", "annocoin.engine.network_config",
+             "annocoin.regions")  # fmt: skip
     code = f"""
 import sys
 from annocoin.cli import main

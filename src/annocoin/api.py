@@ -79,7 +79,8 @@ def train(
         method: "annocoin", or a peer to compare with, see `annocoin.engine.methods.METHODS`.
         rounds: alternating rounds; 0 trains once on the retrieved seeds.
         seed: random seed.
-        changes: values at dotted names of the configuration, see `annocoin.engine.config.Config`.
+        changes: values at dotted names of the configuration, see `annocoin.engine.config.Config`
+            and `annocoin.engine.network_config`.
         weights: folder with backbone weights; default torchvision's, which may be downloaded.
         more_images: further images of the same supervision, for all stages; classes are matched by
             name. `annocoin.data.dataset.concatenate` makes several datasets one.

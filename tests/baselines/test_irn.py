@@ -21,13 +21,16 @@ from annocoin.baselines.irn import (
     train_irn,
 )
 from annocoin.baselines.irn_network import IrnArchitecture, IrnNetwork, read_irn, write_irn
+from annocoin.baselines.irn_peer import evidence_maps
 from annocoin.baselines.irn_relations import IGNORED
 from annocoin.data.dataset import WeakDataset
 from annocoin.data.loading import load_weak
 from annocoin.engine.metrics import MemoryLogger
 from annocoin.engine.trainer import Trainer
 from annocoin.errors import InputError
+from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.classifier import Classifier, ClassifierArchitecture
+from annocoin.seeds.evidence import class_shares
 from annocoin.seeds.seed_set import Seeds
 from annocoin.synthetic.creatures import EASY
 from annocoin.synthetic.dataset import write_synthetic
@@ -85,7 +88,7 @@ def test_scenes_are_overfitted(two_scenes: WeakDataset) -> None:
 def test_confident_labels_by_hand() -> None:
     """Without CRF: class 2 above .3 of its maximum, background below .05 of all maxima."""
     maps = torch.tensor([[8.0, 4.0, 2.0, 0.2, -5.0] + [-5.0] * 3] * 8)[None]
-    options = IrnOptions(crf_contrast=0.0, crf_side=8)
+    options = IrnOptions(crf_contrast=0.0, label_side=8)
     annotation = Annotation((8, 8), (WeakLabel(2), WeakLabel(2)))
     labels = confident_labels(np.zeros((8, 8, 3), np.uint8), maps, annotation, options)
     assert labels.tolist() == [[2, 2, IGNORED, 0, 0, 0, 0, 0]] * 8
@@ -93,7 +96,7 @@ def test_confident_labels_by_hand() -> None:
 
 def test_the_greater_of_two_maps_is_the_class() -> None:
     maps = torch.tensor([[[4.0, 1.0]], [[3.0, 6.0]]]).repeat_interleave(4, 2).expand(2, 8, 8)
-    options = IrnOptions(crf_contrast=0.0, crf_side=8)
+    options = IrnOptions(crf_contrast=0.0, label_side=8)
     annotation = Annotation((8, 8), (WeakLabel(1), WeakLabel(3)))
     labels = confident_labels(np.zeros((8, 8, 3), np.uint8), maps, annotation, options)
     assert labels.tolist() == [[1] * 4 + [3] * 4] * 8
@@ -105,13 +108,13 @@ def test_the_crf_extends_labels_to_edges_of_the_image() -> None:
     image[16:48, 16:48] = 40
     maps = torch.full((1, 16, 16), -1.0)
     maps[0, 4:12, 4:9] = 3.0
-    options = IrnOptions(crf_side=16, crf_reach=0.5)
+    options = IrnOptions(label_side=16, crf_reach=0.5)
     labels = confident_labels(image, maps, Annotation((64, 64), (WeakLabel(1),)), options)
     assert torch.equal(labels == 1, torch.from_numpy(image[2::4, 2::4, 0] == 40))
 
 
 def test_images_without_labels_are_background() -> None:
-    image, options = np.zeros((40, 80, 3), np.uint8), IrnOptions(crf_side=80)
+    image, options = np.zeros((40, 80, 3), np.uint8), IrnOptions(label_side=80)
     labels = confident_labels(image, torch.zeros(0, 5, 5), Annotation((40, 80)), options)
     assert labels.shape == (40, 80)
     assert bool((labels == 0).all())
@@ -122,6 +125,33 @@ def test_images_without_labels_are_background() -> None:
 def test_relative_maps() -> None:
     maps = torch.tensor([[[2.0, -3.0], [1.0, 0.0]], [[-1.0, -2.0], [-3.0, -4.0]]])
     assert relative_maps(maps, (2, 2)).tolist() == [[[1, 0], [0.5, 0]], [[0, 0], [0, 0]]]
+
+
+def test_evidence_maps_end_at_boundaries() -> None:
+    """Two superpixels with a sure boundary between them: the class stays on its side."""
+    ids = np.repeat([[0, 1]], 8, axis=0).repeat(4, axis=1)
+    edges = np.zeros((8, 8))
+    edges[:, 3:5] = 1.0
+    maps = torch.zeros(1, 8, 8)
+    maps[0, 2:4, 1:3] = 4.0
+    seeds = Seeds(
+        size=(8, 8),
+        labels=torch.tensor([2]),
+        points=torch.tensor([[2.0, 3.0]]),
+        scores=torch.ones(1),
+        annotation_index=torch.tensor([0]),
+        responses=torch.full((1, 8, 8), 1 / 64),
+        maps=maps,
+    )
+    annotation = Annotation((8, 8), (WeakLabel(2),))
+    for strength in (1.0, 0.0):
+        regions = RegionSet.of(ids, np.eye(2, dtype=bool), edges=strength * edges)
+        values = evidence_maps(regions, seeds, annotation)
+        assert values.shape == (1, 8, 8)
+        assert torch.equal(values[0, :, :4], torch.ones(8, 4))
+        (share,) = class_shares(regions, seeds, [2])
+        assert torch.allclose(values[0, :, 4:], share[1].square().expand(8, 4))
+        assert (float(share[1]) < 0.5) == (strength == 1.0)
 
 
 def test_maps_of_seeds() -> None:

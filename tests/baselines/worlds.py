@@ -164,6 +164,7 @@ def _regions(rng: np.random.Generator, discs: list[Mask]) -> object:
         members.append(canvas)
         scores.append(float(rng.uniform(0.05, 0.4)))
     order = np.argsort(-np.array(scores), kind="stable")
+    # a central difference at a step is a half
     edges = sum(2 * np.abs(np.gradient(d.astype(float))).max(axis=0) for d in discs)
     return regions_of_masks(
         np.stack(members)[order], (SIDE, SIDE), scores=np.array(scores)[order], edges=edges

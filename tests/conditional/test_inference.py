@@ -331,6 +331,23 @@ def test_algorithm_1_as_printed(world: World, seed: int, threshold: float, class
 
 
 @settings(deadline=None)
+@given(worlds(), st.integers(0, 1000))
+def test_as_printed_the_higher_order_term_changes_nothing_from_tags(
+    world: World, seed: int
+) -> None:
+    """Every region that overlaps no selected one is selected, so that every tag has one."""
+    tags = Annotation(world.regions.size, (WeakLabel(1), WeakLabel(2)))
+    requirements = requirements_of(tags, world.regions)
+    assume(not requirements.num_fallbacks)
+    labels = []
+    for terms in ("U+P", "U+P+H"):
+        candidates = Candidates(requirements, replace(PRINTED, terms=terms))  # type: ignore[arg-type]
+        scores = candidates.scores(random_scores(requirements, seed, 2))
+        labels.append(candidates.infer(scores).labels)
+    assert torch.equal(*labels)
+
+
+@settings(deadline=None)
 @given(worlds(), st.integers(0, 1000), st.sampled_from([0.1, 0.3, 0.6]))
 def test_algorithm_1_as_printed_from_a_box(world: World, seed: int, threshold: float) -> None:
     """On the proposals with a high overlap with the box, and until none of them is left."""

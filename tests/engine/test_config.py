@@ -131,7 +131,7 @@ def test_values_at_dotted_names(name: str, text: str, value: object) -> None:
         ("prediction.training.scale_range", '["a", "b"]', "expected"),
         ("prediction.training.scale_range", "[2, 1]", "expected rising factors"),
         ("prediction.training.lr", "NaN", "expected float"),
-        ("prediction.training.optimizer", "magic", "expected one of adamw, sgd"),
+        ("prediction.training.optimizer", "magic", "expected one of adam, adamw, sgd"),
         ("conditional.training.targets", "vote", "expected one of votes, maps, pixels"),
         ("conditional.evidence", "pixels", "expected one of votes, maps"),
         ("conditional.tables", "map", "expected one of detections, rois"),

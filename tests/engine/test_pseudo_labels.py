@@ -130,7 +130,7 @@ def test_tables_have_three_digits(tmp_path: Path) -> None:
 
 
 def test_tables_without_a_bound_are_exact(tmp_path: Path) -> None:
-    table = torch.rand(5, 3, generator=torch.Generator().manual_seed(0)) * 1e6
+    table = torch.rand(5, 3, generator=torch.Generator().manual_seed(0)) * 10
     with TableFolder.writing(tmp_path, {}, [(7, "a.npz")]) as files:
-        write_table(files[7], table)
+        write_table(files[7], table, exact=True)
     assert torch.equal(TableFolder(tmp_path)[7], table)

@@ -251,6 +251,29 @@ def test_seeds_of_class_maps_respond_inside_their_boxes(classifier: Classifier) 
         assert box[1] <= (row + 0.5) * SIZE[0] / height <= box[3]
 
 
+@pytest.mark.parametrize("responses", ["maps", "peaks"])
+@pytest.mark.parametrize("bias", [0.0, -1e3])
+def test_a_seed_of_a_box_without_response_is_its_peak(
+    classifier: Classifier, responses: str, bias: float
+) -> None:
+    """Of a box that is smaller than a cell; and of one whose class map is negative everywhere."""
+    other = copy.deepcopy(classifier)
+    torch.nn.init.constant_(other.head.bias, bias)
+    boxes = [(20.2, 20.2, 20.6, 20.6), (10.0, 5.0, 40.0, 30.0)]
+    annotation = Annotation(SIZE, tuple(WeakLabel(1, box=box) for box in boxes))
+    seeds = seeds_of(other, annotation, responses=responses, map_scales=(1.0,))
+    height, width = seeds.responses.shape[1:]
+    for box, response in zip(boxes, seeds.responses, strict=True):
+        assert float(response.sum()) == pytest.approx(1)
+        rows, columns = response.nonzero(as_tuple=True)
+        assert box[1] - SIZE[0] / height < rows.min() * SIZE[0] / height
+        assert rows.max() * SIZE[0] / height < box[3]
+        assert box[0] - SIZE[1] / width < columns.min() * SIZE[1] / width
+        assert columns.max() * SIZE[1] / width < box[2]
+    if responses == "maps":
+        assert int((seeds.responses[0] > 0).sum()) == 1
+
+
 def test_peak_responses_are_cut_to_their_boxes(classifier: Classifier) -> None:
     box = (10.0, 5.0, 40.0, 30.0)
     boxed = seeds_of(classifier, Annotation(SIZE, (WeakLabel(1, box=box),)))

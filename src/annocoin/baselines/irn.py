@@ -6,12 +6,12 @@ of displacements to the centroid of the instance, and class boundaries. Then (`i
 pixels are clustered by their centroids, and the class map of each cluster is spread by a random
 walk up to the boundaries. A prediction network is trained on these instances.
 
-Simplified: the fully connected CRF that refines confident pixels works at a low resolution (runs
-have maps that follow boundaries instead, see `annocoin.baselines.irn_peer`); the backbone is the
-classifier's instead of one trained on ImageNet only; AdamW with a cosine decay instead of SGD with
-a polynomial one; fragments below `min_area` are dropped, where the authors give them a score of 0.
-Thresholds, radii and the random walk are those of the authors' code, for images of about 500
-pixels: distances are in cells of 4 pixels, so enlarge small images by `size`.
+Simplified: the fully connected CRF that refines confident pixels works at a low resolution (in
+runs, class maps diffused over superpixels replace it, see `annocoin.baselines.irn_peer`); the
+backbone is the classifier's instead of one trained on ImageNet only; AdamW with a cosine decay
+instead of SGD with a polynomial one; fragments below `min_area` are dropped, where the authors give
+them a score of 0. Thresholds, radii and the random walk are those of the authors' code, for images
+of about 500 pixels: distances are in cells of 4 pixels, so enlarge small images by `size`.
 
     net = IrnNetwork.from_classifier(classifier)
     maps = maps_of_seeds(seeds, annotation)  # per image; or those of a `ClassMapper`
@@ -66,7 +66,7 @@ class IrnOptions:
         foreground, background: a pixel is confidently of the class with the greatest value, as a
             share of the maximum of its class map, if that exceeds `foreground`; it is confidently
             background if none exceeds `background`.
-        crf_side: longer side of the confident labels, and of the image in the CRF.
+        label_side: longer side of the confident labels, and of the image in the CRF.
         crf_reach, crf_contrast: of the CRF's bilateral kernel, as a share of the longer side, and
             in grey levels. With a contrast of 0 there is no CRF.
         radius: of the pairs in training, in cells of 4 pixels.
@@ -83,7 +83,7 @@ class IrnOptions:
     size: int = 512
     foreground: float = 0.3
     background: float = 0.05
-    crf_side: int = 64
+    label_side: int = 64
     crf_reach: float = 0.1
     crf_contrast: float = 5.0
     radius: int = 10
@@ -102,7 +102,7 @@ class IrnOptions:
     precision: Precision = "32"
 
     def __post_init__(self) -> None:
-        for name in ("crf_side", "epochs", "batch_size", "refinements", "walk_steps"):
+        for name in ("label_side", "epochs", "batch_size", "refinements", "walk_steps"):
             check_positive(name, getattr(self, name))
         if not STRIDE * MIN_CELLS <= self.size <= 4096:
             raise InputError(f"size {self.size}; expected {STRIDE * MIN_CELLS} to 4096 pixels")
@@ -141,9 +141,10 @@ def confident_labels(
 
     Args:
         image: uint8 [H, W, 3].
-        maps: logits of the J annotated classes, [J, *, *], as `annotation.distinct_labels`.
+        maps: class maps of the J annotated classes, [J, *, *], as `annotation.distinct_labels`;
+            their positive part counts.
     """
-    size = _grid(image, options.crf_side)
+    size = _grid(image, options.label_side)
     relative = relative_maps(_checked(maps, annotation), size)
     thresholds = torch.tensor([options.foreground, options.background])[:, None, None, None]
     background = thresholds.expand(2, 1, *size)
@@ -206,7 +207,8 @@ def irn_instances(
     Args:
         net: in evaluation mode.
         image: uint8 [H, W, 3].
-        maps: logits of the J annotated classes, [J, *, *], as `annotation.distinct_labels`.
+        maps: class maps of the J annotated classes, [J, *, *], as `annotation.distinct_labels`;
+            their positive part counts.
     """
     options = options or IrnOptions()
     boundary, displacement = predict_relations(net, image, options)

@@ -42,7 +42,7 @@ def irn_options(config: Config, images: int = 1) -> IrnOptions:
     size = training.size or config.classifier.size
     return IrnOptions(
         size=size,
-        crf_side=size // STRIDE,
+        label_side=size // STRIDE,
         crf_contrast=0.0,
         radius=max(MIN_RADIUS, round(RADIUS * size)),
         walk_radius=max(MIN_RADIUS, round(WALK_RADIUS * size)),

@@ -20,6 +20,14 @@ OURS, ALL, BOXES = "ours", "all printed", "boxes:"
 SCORING, TRAINING = "conditional.scoring.", "conditional.training."
 ARCHITECTURE = "conditional.architecture."
 
+ALL_REGIONS: Changes = {
+    f"{SCORING}select_all": "true",
+    f"{SCORING}extra_margin": "null",
+    f"{SCORING}instance_penalty": "0",
+    f"{SCORING}local_search": "false",
+}
+"""Algorithm 1 until no region is left."""
+
 PRINTED: dict[str, Changes] = {
     "noise per pixel": {f"{ARCHITECTURE}noise": "pixel", f"{ARCHITECTURE}noise_channels": "1"},
     "linear noise": {f"{ARCHITECTURE}relu": "false"},
@@ -34,12 +42,7 @@ PRINTED: dict[str, Changes] = {
     },
     "pairwise": {f"{SCORING}pairwise": "literal", f"{SCORING}difference": "neighbourhood"},
     "any region for a tag": {"conditional.require_peak": "false"},
-    "until no region is left": {
-        f"{SCORING}select_all": "true",
-        f"{SCORING}extra_margin": "null",
-        f"{SCORING}instance_penalty": "0",
-        f"{SCORING}local_search": "false",
-    },
+    "until no region is left": ALL_REGIONS,
     "class by class": {
         f"{SCORING}share_regions": "true",
         f"{SCORING}cross_class_nms_threshold": "1",
@@ -62,11 +65,11 @@ PRINTED: dict[str, Changes] = {
     "augmented labellings as found": {f"{TRAINING}keep_better": "false"},
     "K = 10": {f"{TRAINING}samples": "10"},
     "no last training": {"prediction.training.final_steps": "0"},
-    "SGD": {
+    "SGD and rates of Mask R-CNN": {
         "prediction.training.optimizer": "sgd",
         "prediction.training.lr": "0.005",
-        "prediction.training.lr_milestones": "[0.6666666666666666,0.8888888888888888]",
-        "prediction.training.lr_factors": "[0.1,0.01]",
+        "prediction.training.lr_milestones": "[0.75]",
+        "prediction.training.lr_factors": "[0.1]",
         "prediction.training.backbone_lr_factor": "1",
         "prediction.training.weight_decay": "1e-4",
         "prediction.training.max_grad_norm": "null",
@@ -76,13 +79,7 @@ PRINTED: dict[str, Changes] = {
     "evidence of votes": {"conditional.evidence": "votes"},
     "only regions on seeds": {"conditional.top_regions": "0"},
     "boxes: high overlap": {"conditional.best_fit_share": "0"},
-    "boxes: until no region is left": {
-        f"{SCORING}select_all": "true",
-        f"{SCORING}extra_margin": "null",
-        f"{SCORING}instance_penalty": "0",
-        f"{SCORING}local_search": "false",
-        "conditional.box_allows_extra": "true",
-    },
+    "boxes: until no region is left": {**ALL_REGIONS, "conditional.box_allows_extra": "true"},
     "boxes: tight around regions": {"conditional.annotated_boxes": "false"},
     "one network from the seeds on": {
         f"{TRAINING}foreground_bias": "0",

@@ -142,6 +142,8 @@ def make_regions_command(
     )  # fmt: skip
     loaded: LabelledImages | WeakDataset
     if source is not None and source.startswith("sam:"):
+        if precision != "32-true":
+            raise InputError("--precision is not for --from sam:ENCODER,DECODER")
         sam_options = _sam_options(source, boundaries, **sam, limit=limit)
         loaded = weak = data.weak(supervision or "image")
         folder = make_sam_regions(weak, out, sam_options, execution)
@@ -149,8 +151,8 @@ def make_regions_command(
         for name, value in {"supervision": supervision, **sam}.items():
             if value is not None:
                 raise InputError(f"--{name.replace('_', '-')} is for --from sam:ENCODER,DECODER")
-        bits: Precision = "bf16" if precision == "bf16-mixed" else "32"
-        region_options = RegionOptions(cast("DetectorKind", boundaries), limit, source, bits)
+        of_detector: Precision = "bf16" if precision == "bf16-mixed" else "32"
+        region_options = RegionOptions(cast("DetectorKind", boundaries), limit, source, of_detector)
         loaded = labelled = data.labelled()
         folder = make_regions(labelled, out, region_options, execution)
     print(f"{out}: regions of {_count_images(folder, loaded, data.problems)} images")

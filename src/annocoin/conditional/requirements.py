@@ -58,7 +58,8 @@ class Requirement(NamedTuple):
         label: its class.
         compatible: the regions that would meet it, bool [P].
         annotation_index: the index of the weak label in the annotation.
-        allows_extra: whether it may have further instances, as tags and crowds do.
+        allows_extra: whether it may have further instances, as tags and crowds do, and boxes with
+            `box_allows_extra`.
     """
 
     label: int
@@ -155,10 +156,11 @@ def requirements_of(
 ) -> Requirements:
     """The requirements of an annotation, with a set of regions that can meet all of them.
 
-    A point, a box or a mask requires exactly one region; an annotated mask is added to the regions
-    as that one. A tag requires one region of its class, a crowd one inside its area, and both allow
-    more. `compatible_regions` defines which regions meet which label. Where none is left for a
-    label, `fallback_region` adds one.
+    A point, a box or a mask requires exactly one region (a box at least one with
+    `box_allows_extra`); an annotated mask is added to the regions as that one. A tag requires one
+    region of its class, a crowd one inside its area, and both allow more. `compatible_regions`
+    defines which regions meet which label. Where none is left for a label, `fallback_region` adds
+    one.
 
     Args:
         seeds: restrict tags to regions that contain a peak of their class.

@@ -121,10 +121,8 @@ def direct_step(
         gamma=gamma,
     )
     diversity = float(self_diversity(predicted, candidates.iou, classes))
-    copies = len(predicted[0]) // max(1, unary.shape[1])
-    surplus = _surplus_background(predicted, table, copies)
     figures = {
-        "cross_diversity": float(cross_diversity(table, predicted, classes) - surplus),
+        "cross_diversity": float(_cross_diversity(table, predicted, candidates)),
         "self_diversity": training.diversity_weight * diversity,
         "changed_by_loss": float((towards != predicted).any(dim=1).float().mean()),
         "instances": float((predicted > 0).sum(dim=1).float().mean()),
@@ -132,21 +130,6 @@ def direct_step(
         **margin_figures(candidates.repeat(unary.detach()), fixed),
     }
     return surrogate, figures
-
-
-def _surplus_background(labels: Tensor, table: Tensor, copies: int) -> Tensor:
-    """The mean loss of the background that labellings of copies of the regions count too often.
-
-    A region that no class has selected is background once, whatever the number of its copies
-    (`Requirements.per_class`), and one that a class has selected is none.
-
-    Args:
-        labels: y^k of the copies, int64 [K, P].
-        table: D of the copies, [P, J+1].
-    """
-    background = torch.stack((labels == 0).chunk(max(1, copies), dim=1)).sum(dim=0)
-    surplus = background - (background == copies).to(background.dtype)
-    return (surplus * table[: background.shape[1], 0]).sum(dim=1).mean()
 
 
 def margin_figures(unary: Tensor, scores: Tensor) -> Figures:
@@ -175,6 +158,21 @@ def batch_features(net: ConditionalNetwork, images: Sequence[Tensor]) -> list[Te
         maps[:, : math.ceil(image.shape[1] * down), : math.ceil(image.shape[2] * across)]
         for maps, image in zip(features, images, strict=True)
     ]
+
+
+def _cross_diversity(table: Tensor, labels: Tensor, candidates: Candidates) -> Tensor:
+    """DIV(Pr_p, Pr_c), where a region that classes share is background once, or not at all.
+
+    Args:
+        table: D of the copies of the regions, [P, J+1]; see `Requirements.per_class`.
+        labels: y^k of the copies, int64 [K, P].
+    """
+    count = len(candidates.regions)
+    copies = len(table) // max(1, count)
+    selected = (labels > 0).view(len(labels), copies, count).any(dim=1)
+    background = (~selected).to(table.dtype) @ table[:count, 0]
+    foreground = torch.cat([torch.zeros_like(table[:, :1]), table[:, 1:]], dim=1)
+    return cross_diversity(foreground, labels, candidates.requirements.labels) + background.mean()
 
 
 def _seed_loss(

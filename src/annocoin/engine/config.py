@@ -153,14 +153,19 @@ class Config:
             config = replace(config, prediction=replace(config.prediction, losses=losses))
         return replace(config, method=method, seeds=seeds)
 
-    def in_bfloat16(self) -> Config:
-        """The same with bfloat16 in every stage that has a precision of its own."""
+    def in_bfloat16(self, *, regions: bool = True) -> Config:
+        """The same with bfloat16 in every stage that has a precision of its own.
+
+        Args:
+            regions: also in that of the regions, which are computed on the CPU on any machine.
+        """
         parts: dict[str, Any] = {
             name: replace(network, training=replace(network.training, precision="bf16"))
             for name, network in self.prediction_networks.items()
         }
         parts["classifier"] = replace(self.classifier, precision="bf16")
-        parts["regions"] = replace(self.regions, precision="bf16")
+        if regions:
+            parts["regions"] = replace(self.regions, precision="bf16")
         return replace(self, seeds=replace(self.seeds, precision="bf16"), **parts)
 
     def to_json(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ REGION_SECONDS, REGION_SECONDS_PER_MEGAPIXEL, REGION_SIDE = 0.2, 3.6, 800
 500 and 800 pixels ("Regions": .78 for VOC); larger images are reduced to `REGION_SIDE`."""
 
 REGION_BF16_SPEEDUP = 1.3
-"""Of regions, whose boundaries only are computed in bfloat16 ("Regions")."""
+"""Of regions, of which only the boundaries are computed in bfloat16 ("Regions")."""
 
 CLASSIFIER = {"resnet50": Cost(0.40, 320), "tiny": Cost(0.03, 256)}
 """Whole runs on photographs: 870 s for 3 x 1,464 images in bfloat16; tiny: 3.0 CPU seconds for 5 x

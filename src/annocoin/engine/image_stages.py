@@ -23,7 +23,7 @@ from annocoin.engine.classifier_training import (
     tag_map,
     train_classifier,
 )
-from annocoin.engine.distribution import ProcessGroup, worker_processes
+from annocoin.engine.distribution import ProcessGroup, warn_of_slow_bfloat16, worker_processes
 from annocoin.engine.metrics import FileLogger
 from annocoin.engine.network_config import ClassifierOptions
 from annocoin.engine.parallel import BadItem, work_through
@@ -140,6 +140,8 @@ def make_regions(
     Several jobs need the guard ``if __name__ == "__main__"`` in a script that calls this.
     """
     options, execution = options or RegionOptions(), execution or Execution()
+    if options.precision == "bf16":
+        warn_of_slow_bfloat16(torch.device("cpu"))
     imported: dict[ImageId, ImageProposals] = {}
     images: list[LabelledImage | WeakImage] = list(dataset)
     if options.source is not None:
@@ -153,7 +155,7 @@ def make_regions(
     return run_image_stage(
         RegionFolder,
         Path(out),
-        {**asdict(options), "weights": _weights_digest(), "source": _source_state(options.source)},
+        options.provenance() | {"weights": _weights_digest()},
         [
             (image.image_id, f"{image.file_name}.npz", (image, imported.get(image.image_id)))
             for image in images
@@ -401,15 +403,6 @@ class _SeedWorker:
 
     def write(self, path: Path, result: tuple[Seeds, Annotation]) -> None:
         write_seeds(path, *result)
-
-
-def _source_state(source: str | None) -> str | None:
-    """A source by its full path and, if it is one file, its modification time."""
-    if source is None:
-        return None
-    kind, _, path = source.partition(":")
-    written = "" if Path(path).is_dir() else f" of {Path(path).stat().st_mtime_ns}"
-    return f"{kind}:{Path(path).resolve()}{written}"
 
 
 def _weights_digest() -> str:

@@ -261,7 +261,7 @@ class _RegionScorer:
         return resize_shortest_side(pixels, *(round(scale * side) for side in sides))
 
     def write(self, path: Path, result: Tensor) -> None:
-        write_table(path, result)
+        write_table(path, result, exact=self.config.task_loss.clamp is None)
 
 
 class _Retriever:
@@ -273,7 +273,10 @@ class _Retriever:
         retrieved = retrieve(regions, seeds, item.annotation)
         indices = seeds.annotation_index[retrieved.seeds].tolist()
         labels = [item.annotation[index] for index in indices]
-        return PseudoLabels.single(_with_annotated(retrieved.instances(regions, seeds), labels))
+        instances = retrieved.instances(regions, seeds)
+        return PseudoLabels.single(
+            _with_annotated(instances, labels, boxes=self.config.annotated_boxes)
+        )
 
     def write(self, path: Path, result: PseudoLabels) -> None:
         write_pseudo_labels(path, result)
@@ -292,20 +295,26 @@ class _PriorLabeller(_Retriever):
         )
 
 
-def _with_annotated(instances: Instances, labels: Sequence[WeakLabel]) -> Instances:
-    """Retrieved instances with the masks and boxes of their weak labels that are not crowds."""
+def _with_annotated(
+    instances: Instances, labels: Sequence[WeakLabel], *, boxes: bool = True
+) -> Instances:
+    """Retrieved instances with the masks and boxes of their weak labels that are not crowds.
+
+    Args:
+        boxes: whether with their boxes, or the tight ones of their masks.
+    """
     masks = [
         mask if label.mask is None or label.crowd else label.mask
         for mask, label in zip(instances.masks, labels, strict=True)
     ]
-    boxes = torch.from_numpy(rle.boxes(masks))
+    found = torch.from_numpy(rle.boxes(masks))
     for i, label in enumerate(labels):
-        if label.box is not None and not label.crowd:
-            boxes[i] = torch.tensor(label.box, dtype=torch.float64)
+        if boxes and label.box is not None and not label.crowd:
+            found[i] = torch.tensor(label.box, dtype=torch.float64)
     return Instances(
         size=instances.size,
         masks=masks,
         labels=instances.labels,
         scores=instances.scores,
-        boxes=boxes,
+        boxes=found,
     )

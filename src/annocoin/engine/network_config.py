@@ -77,18 +77,20 @@ class ConditionalTraining:
         initial_steps, steps: of the initial training, and of each round.
         batch_size: images per step and process.
         initial_lr, lr: maximum learning rates of the two.
-        lr_milestones, lr_factors: see `PredictionTraining`.
-        optimizer: "adamw", or "adam" or "sgd", whose weight decay is a loss of the weights.
+        lr_milestones, lr_factors: of each training, see `PredictionTraining`.
+        optimizer: "adamw"; "adam" or "sgd", in which weight decay is an L2 term of the loss.
         weight_decay: of the optimizer.
         max_grad_norm: gradient clipping; None for none.
         samples: K.
         epsilon: of the direct loss. Negative values move towards a labelling with a lower loss,
             positive ones, as in the paper, away from one with a higher loss.
-        keep_better: inference is greedy; where the labelling without the loss has the greater loss
-            augmented score, it is y_a (or y_b), and the gradient is 0. False is the paper's text.
+        keep_better: use y_c as y_a (or y_b) where y_c has the greater loss augmented score, which
+            happens because inference is greedy; the gradient is then 0. False, as in the paper,
+            takes what inference finds.
         diversity_weight: factor of the task loss between two samples.
         restrict_to_annotation: restrict the loss tables to the annotated classes, see
-            `restricted_loss_table`; False is the paper's table.
+            `restricted_loss_table`, and their log odds in training, see `clamp_log_odds` (unless
+            `TaskLossOptions.clamp` is None); False is the paper's table.
         pointwise: PW_c, a single sample without noise and self diversity.
         foreground_bias: added after the initial training to the margin of every pixel over the
             background: votes go to object parts too, so object pixels get less than half of them.
@@ -144,8 +146,8 @@ class ConditionalConfig:
             class.
         box_overlap, best_fit_share, box_allows_extra: the regions compatible with a box, and
             whether it may have several, see `requirements_of`.
-        annotated_boxes: an instance of a box label has that box as a target of the prediction
-            network; False, as in the paper, the tight box of its region.
+        annotated_boxes: an instance of a box label has that box, as a target of the prediction
+            network and in the labels; False, as in the paper, the tight box of its region.
         task_loss: of regions under the prediction network.
         evidence: the prior of regions: "votes" of the seeds, see `seed_prior`, or class "maps", see
             `map_prior`. Images with other labels than tags have "votes" instead of "maps".
@@ -204,8 +206,8 @@ class PredictionTraining:
         batch_size: images per step and process.
         lr: maximum learning rate.
         lr_milestones, lr_factors: after a warm-up, the learning rate is constant up to the first
-            of these fractions of the training, and from each on, that factor of the maximum;
-            without them it decays as a cosine.
+            of these fractions of the training (of all rounds together if `continued`), and from
+            each on, that factor of the maximum; without them it decays as a cosine.
         backbone_lr_factor: of the pretrained backbone, as a factor of it.
         optimizer: "adamw", "adam", or "sgd" with momentum .9, as Mask R-CNN's.
         weight_decay: of the optimizer.

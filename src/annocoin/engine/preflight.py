@@ -286,7 +286,8 @@ def dry_run(
     """All checks of a run, and its plan with estimates; nothing is written."""
     dataset = dataset if more_images is None else concatenate(dataset, more_images)
     precomputed = precomputed or Precomputed()
-    config = config.in_bfloat16() if group.precision == "bf16-mixed" else config
+    if group.precision == "bf16-mixed":
+        config = config.in_bfloat16(regions=group.device.type == "cpu")
     problems, size = problems or Problems(), group.world_size
     config = check_before_work(dataset, out, config, precomputed, problems, more_tags, size)
     return plan_with_estimates(config, dataset, precomputed, more_tags, out, group, jobs)[0]

@@ -136,7 +136,8 @@ def voc_cpu(classes: Classes) -> Config:
 def voc_cpu_r50(classes: Classes) -> Config:
     """The same with the ResNet-50 as the result, for processors with bfloat16 (AMX, AVX-512 BF16).
 
-    Its rounds are those of `voc_cpu`: in the same folder, only the last training is new.
+    Its rounds are those of `voc-cpu` with bfloat16: in the same folder, only the last training is
+    new.
     """
     small = voc_cpu(classes)
     assert small.teacher is not None
@@ -184,6 +185,7 @@ def voc_r50_literal(classes: Classes) -> Config:
     ours = voc_r50(classes)
     return replace(
         ours,
+        classifier=replace(ours.classifier, peak_fraction=1.0),
         seeds=SeedOptions(rule="published"),
         conditional=ConditionalConfig(
             ConditionalArchitecture(
@@ -243,8 +245,8 @@ def voc_r50_literal(classes: Classes) -> Config:
                 final_steps=0,
                 optimizer="sgd",
                 lr=0.005,  # .02 for 16 images
-                lr_milestones=(2 / 3, 8 / 9),
-                lr_factors=(0.1, 0.01),
+                lr_milestones=(0.75,),  # 120k of 160k
+                lr_factors=(0.1,),
                 backbone_lr_factor=1.0,
                 weight_decay=1e-4,
                 max_grad_norm=None,

@@ -40,9 +40,6 @@ TABLES = ArrayFormat(
     fields={"table": ((None, None), ("float16", "float32"))},
 )
 
-MAX_CLAMPED = 32.0
-"""More than the sum of two or three losses, each clamped to 6 (`TaskLossOptions`)."""
-
 
 @dataclass(frozen=True, eq=False)
 class PseudoLabels:
@@ -169,14 +166,14 @@ def write_pseudo_labels(path: Path, labels: PseudoLabels) -> None:
     LABELS.write(path, content)
 
 
-def write_table(path: Path, table: Tensor) -> None:
+def write_table(path: Path, table: Tensor, *, exact: bool = False) -> None:
     """Write a loss table as .npz, atomically.
 
-    In half precision, unless it has greater values than tables of clamped losses.
+    Args:
+        exact: in full instead of half precision, for losses without a bound.
     """
-    values = table.cpu().numpy()
-    kind = np.float16 if np.abs(values).max(initial=0) <= MAX_CLAMPED else np.float32
-    TABLES.write(path, {"table": values.astype(kind)})
+    kind = np.float32 if exact else np.float16
+    TABLES.write(path, {"table": table.cpu().numpy().astype(kind)})
 
 
 def _decode(arrays: Arrays) -> PseudoLabels:

@@ -69,7 +69,7 @@ def train_run(
     group = execution.group or single_process()
     execution = replace(execution, group=group)
     if group.precision == "bf16-mixed":
-        config = config.in_bfloat16()
+        config = config.in_bfloat16(regions=group.device.type == "cpu")
     config = check_before_work(
         dataset, out, config, precomputed, execution.problems, more_tags, group.world_size
     )

@@ -49,7 +49,7 @@ from annocoin.progress import PeakMemory, format_duration, time_left
 RUN_FORMAT = 2
 """Of the directory; runs of another one are refused."""
 
-METHOD_VERSION = 5
+METHOD_VERSION = 6
 """Raised when the same options give other results than before."""
 
 RESULT = "run.json"

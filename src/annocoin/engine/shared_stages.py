@@ -112,7 +112,8 @@ class SharedStages(ABC):
             self.folders["regions"] = self.regions.path
             return self.run.stage("regions", self.regions.digest(), data)
         options = self.config.regions
-        stage = self.run.stage("regions", asdict(options) | self.images.option(self.used), data)
+        values = options.provenance() | self.images.option(self.used)
+        stage = self.run.stage("regions", values, data)
         folder = stage.folder / STAGE_FILES
         self.run.do(stage, partial(make_regions, self.used, folder, options, self.execution))
         self.regions = RegionFolder(folder)

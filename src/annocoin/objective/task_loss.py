@@ -41,7 +41,7 @@ class TaskLossOptions:
 
     Args:
         clamp: upper bound of the log losses, or of log odds in a restricted table; None, as in the
-            paper, for none.
+            paper, for none, and then `clamp_log_odds` is left out in training too.
         mask_scored_regions: number of regions of an image with a mask loss, see `score_regions`;
             None, as in the paper, for all.
         box: whether tables contain Delta_box, see `score_regions`. The paper's do not: the

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar, get_args
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, get_args
 
 import cv2
 import numpy as np
@@ -69,6 +70,25 @@ class RegionOptions:
         check_choice("precision", self.precision, get_args(Precision))
         if self.limit is not None:
             check_positive("limit", self.limit)
+
+    def provenance(self) -> dict[str, Any]:
+        """The options on which regions depend, and the state of their source.
+
+        Without the precision where it is full, as in folders of versions that had none.
+        """
+        options = asdict(self) | {"source": _source_state(self.source)}
+        if self.precision == "32":
+            del options["precision"]
+        return options
+
+
+def _source_state(source: str | None) -> str | None:
+    """A source by its full path and, if it is one file, its modification time."""
+    if source is None:
+        return None
+    kind, _, path = source.partition(":")
+    written = "" if Path(path).is_dir() else f" of {Path(path).stat().st_mtime_ns}"
+    return f"{kind}:{Path(path).resolve()}{written}"
 
 
 @dataclass(frozen=True)

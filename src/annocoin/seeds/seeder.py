@@ -128,7 +128,8 @@ class Seeder:
             maps, centres.in_image(maps.shape[1:], scale), annotation, self.options.threshold
         )
         responses = forward_pass.responses(peaks.to(self.device)).cpu()
-        _cut_to_boxes(responses, annotation_index, annotation)
+        cells = points.flip(1) / torch.tensor(annotation.size) * torch.tensor(size)
+        _cut_to_boxes(responses, cells.long(), annotation_index, annotation)
         classes, rows, columns = peaks.T
         if self.class_mapper is None:
             class_maps = centres.resample(maps, size)
@@ -156,10 +157,7 @@ def _seeds_of_maps(maps: Tensor, annotation: Annotation, threshold: float) -> Se
     peaks, points, annotation_index = select_peaks(log_odds, (down, across), annotation, threshold)
     classes, rows, columns = peaks.T
     responses = positive[classes]
-    _cut_to_boxes(responses, annotation_index, annotation)
-    for response, (_, row, column) in zip(responses, peaks, strict=True):
-        if not bool(response.any()):
-            response[row, column] = 1
+    _cut_to_boxes(responses, peaks[:, 1:], annotation_index, annotation)
     return Seeds(
         size=annotation.size,
         labels=classes + 1,
@@ -171,23 +169,26 @@ def _seeds_of_maps(maps: Tensor, annotation: Annotation, threshold: float) -> Se
     )
 
 
-def _cut_to_boxes(responses: Tensor, annotation_index: Tensor, annotation: Annotation) -> None:
+def _cut_to_boxes(
+    responses: Tensor, peaks: Tensor, annotation_index: Tensor, annotation: Annotation
+) -> None:
     """Set responses [N, h, w] of boxes to 0 outside their box, in place (paper, 6.2).
 
-    Without any mass inside, all of the box gets the same.
+    A response of which nothing is left is 1 at its peak.
+
+    Args:
+        peaks: row and column of each, int64 [N, 2].
     """
-    rows, columns = (
-        (torch.arange(cells) + 0.5) * (length / cells)
-        for cells, length in zip(responses.shape[1:], annotation.size, strict=True)
-    )
-    for response, index in zip(responses, annotation_index.tolist(), strict=True):
+    height, width = responses.shape[1:]
+    rows = (torch.arange(height) + 0.5) * (annotation.size[0] / height)
+    columns = (torch.arange(width) + 0.5) * (annotation.size[1] / width)
+    parts = zip(responses, peaks.tolist(), annotation_index.tolist(), strict=True)
+    for response, (row, column), index in parts:
         box = annotation[index].box
-        inside = None if box is None else _inside(box, rows, columns)
-        if inside is None or not inside.any():  # smaller than a cell
-            continue
-        response *= inside
+        if box is not None:
+            response *= _inside(box, rows, columns)
         if not response.any():
-            response[inside] = 1
+            response[min(row, height - 1), min(column, width - 1)] = 1
 
 
 class SelectedPeaks(NamedTuple):
