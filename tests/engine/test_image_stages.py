@@ -24,6 +24,7 @@ from annocoin.data.dataset import WeakDataset
 from annocoin.data.loading import load_evaluation, load_labelled, load_weak
 from annocoin.data.predictions import read_predictions
 from annocoin.engine import image_stages
+from annocoin.engine.conditional_dataset import preparation_options
 from annocoin.engine.image_stages import (
     CHECKPOINT,
     CLASSIFIER_FILE,
@@ -33,7 +34,7 @@ from annocoin.engine.image_stages import (
     make_regions,
     make_seeds,
 )
-from annocoin.engine.presets import classifier_options
+from annocoin.engine.presets import classifier_options, preset
 from annocoin.engine.trainer import Checkpointer
 from annocoin.errors import InputError, Problems
 from annocoin.evaluation.evaluator import evaluate
@@ -695,3 +696,29 @@ def test_the_seed_of_an_annotated_mask_is_inside(artefacts: Artefacts) -> None:
     )
     x, y = seeds.points[0].long().tolist()
     assert mask[0, y, x]
+
+
+def test_regions_in_bfloat16(annocoin: Run, scenes: Path, tmp_path: Path) -> None:
+    """Another precision needs another folder; full precision is that of folders without one."""
+    single = load_labelled(scenes)[:1]
+    full = make_regions(single, tmp_path / "r", RegionOptions(limit=20), SERIAL)
+    assert "precision" not in full.provenance
+    command = ("regions", scenes, "--limit", 20, "--jobs", 1, "--precision", "bf16-mixed")
+    outcome = annocoin(*command, "--out", tmp_path / "r")
+    assert (outcome.code, outcome.err.count("precision")) == (2, 1)
+    assert annocoin(*command, "--out", tmp_path / "b").code == 0
+    half = RegionFolder(tmp_path / "b")
+    assert half.provenance["precision"] == "bf16"
+    first, second = (folder[single[0].image_id].edge_strength for folder in (full, half))
+    assert first.shape != second.shape or not torch.equal(first, second)
+    outcome = annocoin(*command, "--out", tmp_path / "s", "--from", "sam:a.onnx,b.onnx")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "--precision" in outcome.err
+
+
+def test_examples_depend_on_whether_boxes_allow_extra_regions() -> None:
+    config = preset("synthetic", ("cat",)).conditional
+    changed = replace(config, box_allows_extra=True)
+    assert preparation_options(config) != preparation_options(changed)
+    other = replace(config, annotated_boxes=False)
+    assert preparation_options(config) == preparation_options(other)

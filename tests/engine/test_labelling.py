@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from annocoin import masks
 from annocoin.conditional.networks import (
     ConditionalArchitecture,
     ConditionalNetwork,
@@ -335,6 +336,18 @@ def test_retrieved_labels_of_class_maps_are_the_labelling_of_the_prior(
             assert best.rles()[0] in instances.masks
         if extra_margin == 0:
             assert len(instances) == len(labels)
+
+
+@pytest.mark.parametrize("evidence", ["votes", "maps"])
+def test_retrieved_labels_may_have_tight_boxes(
+    artefacts: Artefacts, tmp_path: Path, evidence: Any
+) -> None:
+    weak, seeds = artefacts.weak["box"], artefacts.seeds["box"]
+    config = tiny_config(weak, evidence=evidence, annotated_boxes=False)
+    folder = retrieve_labels(weak, artefacts.regions, seeds, tmp_path / "l", config, SERIAL)
+    for labels in folder.values():
+        instances = labels.consensus_instances()
+        assert torch.equal(instances.boxes, torch.from_numpy(masks.boxes(instances.masks)))
 
 
 @pytest.mark.parametrize("evidence", ["votes", "maps"])

@@ -148,6 +148,8 @@ def test_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {panel.tobytes() for panel in panels[1:4]}
     assert len(drawn) == 3  # two distinct samples, and the consensus again with another number
     assert (panels[1][20, 200] != panels[2][20, 200]).any()  # only one of them has the dog
+    none, every = (figures.rounds_figure(tmp_path, dataset, shown_score=s) for s in (1.0, 0.0))
+    assert not np.array_equal(none, every)
 
 
 def test_a_run_without_rounds_has_no_figure(tmp_path: Path) -> None:
