@@ -38,7 +38,11 @@ CONDITIONAL_FILE = "conditional.safetensors"
 _LABELLING_OPTIONS = (
     "scoring", "task_loss", "tables", "detection_scales", "average_tables", "annotated_boxes",
 )  # fmt: skip
-"""Of the conditional network, without effect on its initial training."""
+_ROUND_OPTIONS = (
+    "steps", "lr", "samples", "epsilon", "keep_better", "diversity_weight",
+    "restrict_to_annotation",
+)  # fmt: skip
+"""Of the conditional network and of its training, without effect on the initial training."""
 
 
 def train_run(
@@ -172,6 +176,8 @@ class Rounds(SharedStages):
         options = self.stage_options(config)  # regions are scored later
         for name in _LABELLING_OPTIONS:
             del options[name]
+        for name in _ROUND_OPTIONS:
+            del options["training"][name]
         stage = self.run.stage("conditional", options, prepared, *inputs)
 
         def work() -> None:
@@ -190,7 +196,8 @@ class Rounds(SharedStages):
         images = self.images.of_round(number)
         file, config = conditional.folder / CONDITIONAL_FILE, self.config.conditional
         options: dict[str, Any] = {"scoring": asdict(config.scoring)}
-        options |= {"annotated_boxes": config.annotated_boxes, **self.images.option(images)}
+        options |= {"samples": config.training.samples, "annotated_boxes": config.annotated_boxes}
+        options |= self.images.option(images)
         inputs = (conditional,) if tables is None else (conditional, tables)
         stage = self.run.stage(name, options, *inputs)
         arguments = (images, self.prepared, file, config, stage.folder, self.execution)
@@ -230,6 +237,7 @@ class Rounds(SharedStages):
         """The conditional network with the prediction network's loss tables."""
         config = self.config.conditional
         options = {"gamma": self.config.gamma, "scoring": asdict(config.scoring)}
+        options |= {"training": asdict(config.training)}
         stage = self.run.stage(name, options, conditional, tables)
 
         def work() -> None:
