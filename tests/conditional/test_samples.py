@@ -49,17 +49,6 @@ def test_confidence_needs_the_prediction_network_too() -> None:
     assert both.confidence[0, 0] == pytest.approx(0.75 * 0.5)
 
 
-def test_instances_are_ranked_by_their_confidence_under_the_prediction_network() -> None:
-    alone = samples([1, 0, 2, 0], [0, 1, 2, 0], [1, 0, 0, 1])
-    assert torch.equal(alone.scores, alone.margins.double().sigmoid())
-    both = replace(alone, prediction=torch.tensor([[0.9, 0.2, 0.5, 0.1]] * 3))
-    for k in range(3):
-        instances = both.instances(k)
-        assert torch.equal(instances.scores, instances.confidence)
-    pointwise = replace(samples([1, 0, 2, 0]), prediction=torch.tensor([[0.9, 0.2, 0.5, 0.1]]))
-    assert torch.equal(pointwise.scores, pointwise.margins.double().sigmoid())
-
-
 def test_the_prediction_of_samples_is_that_of_the_loss_table() -> None:
     """The odds of an instance's label against the background."""
     requirements = requirements_of(annotation(WeakLabel(1), WeakLabel(2)), REGIONS)

@@ -37,13 +37,13 @@ class Samples:
         return len(self.labels)
 
     def instances(self, sample: int) -> Instances:
-        """One sample as instances."""
+        """One sample as instances; scores are the sigmoids of margins."""
         selected = self.labels[sample].nonzero()[:, 0]
         return Instances(
             size=self.regions.size,
             masks=self.regions[selected].rles(),
             labels=self.labels[sample, selected],
-            scores=self.scores[sample, selected],
+            scores=self.margins[sample, selected].double().sigmoid(),
             confidence=self.confidence[sample, selected],
         )
 
@@ -65,16 +65,6 @@ class Samples:
                 others = self._best_iou[k, :, torch.arange(len(self)) != k]
                 confidence[k, labels > 0] = others.mean(dim=1)[labels > 0]
         return confidence if self.prediction is None else confidence * self.prediction.double()
-
-    @cached_property
-    def scores(self) -> Tensor:
-        """What ranks instances, float64 [K, P]: their confidence; sigmoids of margins without one.
-
-        Without a prediction network the confidence is only the agreement, which hardly ranks.
-        """
-        if self.prediction is None or len(self) == 1:
-            return self.margins.double().sigmoid()
-        return self.confidence.nan_to_num(0.0)
 
     @cached_property
     def agreement(self) -> Tensor:

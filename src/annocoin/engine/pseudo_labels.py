@@ -91,7 +91,7 @@ class PseudoLabels:
             size=samples.regions.size,
             masks=chosen.rles(),
             labels=[label for _, label, _ in numbers],
-            scores=samples.scores[source, regions],
+            scores=samples.margins[source, regions].double().sigmoid(),
             boxes=boxes,
             confidence=samples.confidence[source, regions],
         )
