@@ -213,16 +213,15 @@ def _expected(
 
     from annocoin.data.dataset import weak_dataset
     from annocoin.engine.distribution import AUTO, open_device, single_process
-    from annocoin.engine.preflight import Precomputed, plan_with_estimates
+    from annocoin.engine.preflight import Precomputed, plan_with_estimates, with_precision_of
     from annocoin.engine.presets import configure
 
     images = tuple(  # a COCO file can be checked without its images
         replace(image, path=image.path or Path(image.file_name)) for image in labelled
     )
     weak = weak_dataset(replace(labelled, images=images), supervision)
-    config = configure(preset, weak.classes)
-    config = config.in_bfloat16() if precision == "bf16-mixed" else config
     group = single_process(str(open_device(AUTO)), precision)
+    config = with_precision_of(group, configure(preset, weak.classes))
     return plan_with_estimates(config, weak, Precomputed(), None, Path(), group)[0][1:]
 
 

@@ -286,11 +286,17 @@ def dry_run(
     """All checks of a run, and its plan with estimates; nothing is written."""
     dataset = dataset if more_images is None else concatenate(dataset, more_images)
     precomputed = precomputed or Precomputed()
-    if group.precision == "bf16-mixed":
-        config = config.in_bfloat16(regions=group.device.type == "cpu")
+    config = with_precision_of(group, config)
     problems, size = problems or Problems(), group.world_size
     config = check_before_work(dataset, out, config, precomputed, problems, more_tags, size)
     return plan_with_estimates(config, dataset, precomputed, more_tags, out, group, jobs)[0]
+
+
+def with_precision_of(group: ProcessGroup, config: Config) -> Config:
+    """The configuration of a run with --precision; regions are computed on the CPU in any case."""
+    if group.precision != "bf16-mixed":
+        return config
+    return config.in_bfloat16(regions=group.device.type == "cpu")
 
 
 def suggest_bfloat16(config: Config, group: ProcessGroup) -> list[str]:

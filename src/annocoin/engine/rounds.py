@@ -26,7 +26,12 @@ from annocoin.engine.image_stages import Execution
 from annocoin.engine.label_quality import Measurement
 from annocoin.engine.labelling import draw_labels, make_loss_tables, retrieve_labels
 from annocoin.engine.prediction_training import labels_from_masks
-from annocoin.engine.preflight import Precomputed, check_before_work, plan_with_estimates
+from annocoin.engine.preflight import (
+    Precomputed,
+    check_before_work,
+    plan_with_estimates,
+    with_precision_of,
+)
 from annocoin.engine.pseudo_labels import TableFolder
 from annocoin.engine.randomness import seed_of, seeded
 from annocoin.engine.run_directory import Log, labelling_network_name, open_run
@@ -72,8 +77,7 @@ def train_run(
     execution, precomputed = execution or Execution(), precomputed or Precomputed()
     group = execution.group or single_process()
     execution = replace(execution, group=group)
-    if group.precision == "bf16-mixed":
-        config = config.in_bfloat16(regions=group.device.type == "cpu")
+    config = with_precision_of(group, config)
     config = check_before_work(
         dataset, out, config, precomputed, execution.problems, more_tags, group.world_size
     )
