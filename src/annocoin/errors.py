@@ -55,11 +55,14 @@ class Problems:
         except (InputError, OSError) as error:
             if not self.skip:
                 raise
-            line = one_line(error)
-            if line not in self.skipped and item not in self._items:
-                self.skipped.append(line)
+            if item not in self._items:
+                self.add([one_line(error)])
             if item is not None:
                 self._items.add(item)
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Record the messages of another process, each once."""
+        self.skipped += [line for line in dict.fromkeys(lines) if line not in self.skipped]
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from multiprocessing import parent_process
 from typing import Protocol, TypeVar
 
 import psutil
@@ -49,7 +50,8 @@ def track(
     """Iterate over `items` with progress, remaining time and memory in use on stderr.
 
     On a terminal this is a bar that vanishes at the end, elsewhere one line with the estimated
-    total time, if that is more than a minute, and further ones every few minutes.
+    total time, if that is more than a minute, and further ones every few minutes. A worker process
+    has no bar: its parent has one.
 
     Args:
         status: describes the state of the work, such as the loss of a training.
@@ -57,6 +59,8 @@ def track(
     console = Console(stderr=True)
     if not console.is_terminal:
         return _with_lines(items, description, status)
+    if parent_process() is not None:
+        return items
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

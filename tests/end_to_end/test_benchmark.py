@@ -74,12 +74,19 @@ def test_the_same_seeds_give_the_same_table(
     annocoin: Command, scenes: Path, tmp_path: Path
 ) -> None:
     tables = []
-    for name in ("a", "b"):
-        command = ("benchmark", "comparison", scenes, "--methods", "sdi", "--trials", 1)
-        outcome = annocoin(*command, *ARGUMENTS, "--out", tmp_path / name)
+    for jobs in (1, 2):  # one after the other, and both at once
+        out = tmp_path / str(jobs)
+        command = ("benchmark", "comparison", scenes, "--methods", "sdi", "--trials", 2)
+        outcome = annocoin(*command, *ARGUMENTS, "--jobs", jobs, "--out", out)
         assert outcome.code == 0, outcome.err
-        content = json.loads((tmp_path / name / "comparison.json").read_text())
-        del content["rows"]["sdi"]["trials"]["0"]["seconds"], content["rows"]["sdi"]["seconds"]
+        assert outcome.out.index("\nsdi, trial 0: @0.25") < outcome.out.index(
+            "\nsdi, trial 1: @0.25"
+        )
+        content = json.loads((out / "comparison.json").read_text())
+        row = content["rows"]["sdi"]
+        assert list(row["trials"]) == ["0", "1"]
+        for part in (row, *row["trials"].values()):
+            del part["seconds"]
         tables.append(content)
     assert tables[0] == tables[1]
 

@@ -60,8 +60,11 @@ def three_threads() -> Iterator[None]:
 @pytest.mark.parametrize(("jobs", "threads"), [(1, 3), (2, 1)])
 def test_results_are_in_the_order_of_the_tasks(jobs: int, threads: int) -> None:
     tasks, problems = [(number,) for number in (4, 0, 3, 2)], Problems(skip=True)
-    results = work_through(tasks, Doubler, "doubling", jobs=jobs, problems=problems)
-    assert results == [(8, threads), (0, threads), (4, threads)]
+    seen: list[tuple[int, int]] = []
+    results = work_through(
+        tasks, Doubler, "doubling", jobs=jobs, problems=problems, on_result=seen.append
+    )
+    assert results == seen == [(8, threads), (0, threads), (4, threads)]
     assert problems.skipped == ["3 is odd"]
     single = work_through(tasks[:1], Doubler, "doubling", jobs=jobs, problems=problems)
     assert single == [(8, threads)], "one task is done here, with the threads of a worker"

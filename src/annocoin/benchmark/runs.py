@@ -1,11 +1,17 @@
-"""The runs of a benchmark: shared stages once, then every row and trial, and their evaluation."""
+"""The runs of a benchmark: shared stages once, then every row and trial, and their evaluation.
+
+On a CPU each run has one thread, and as many run at once as there are jobs: the networks of a
+benchmark are hardly faster with more threads, and its figures do not depend on --jobs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +30,7 @@ from annocoin.engine.image_stages import (
     make_seeds,
 )
 from annocoin.engine.methods import METHODS
-from annocoin.engine.parallel import cores
+from annocoin.engine.parallel import cores, single_thread, work_through
 from annocoin.engine.preflight import Precomputed, stage_images
 from annocoin.engine.presets import configure
 from annocoin.errors import InputError, Problems, check_positive, plural
@@ -38,6 +44,7 @@ from annocoin.seeds.seeder import SeedOptions
 from annocoin.trained import TrainedRun, predict_dataset
 
 LOCK = ".lock"
+SHARED_STAGES = ("classifier", "regions", "seeds")
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Options:
         supervision: of the rows that are not about it, see `rows_of`.
         regions: folder of `annocoin regions`, computed if None.
         classifier: file of `annocoin classifier`, trained if None.
+        jobs: runs at once on a CPU, default one per core; on a GPU, worker processes of a run.
     """
 
     preset: str = "synthetic"
@@ -81,6 +89,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check_positive("trials", self.trials)
+
+    @property
+    def on_cpu(self) -> bool:
+        return open_device(self.device).type == "cpu"
 
 
 def run_benchmark(
@@ -117,14 +129,31 @@ def run_benchmark(
         return {}
     with exclusive_lock(out / LOCK):
         shared = SharedArtefacts(source, out / "shared", options, problems)
+        weak = {row.name: source.weak(row.supervision) for row in rows}
+        precomputed = {row.name: shared.of(row, configs[row.name]) for row in rows}
+        tasks = [
+            (row, trial, weak[row.name], precomputed[row.name])
+            for trial in range(options.trials)
+            for row in rows
+        ]
         results: dict[str, dict[str, Any]] = {row.name: {} for row in rows}
         content: dict[str, Any] = {}
-        for trial in range(options.trials):
-            for row in rows:
-                run = _train(row, trial, source, shared, configs[row.name], out, options, log)
-                results[row.name][str(trial)] = figures_of(run, row, source, options, problems)
-                content = write_tables(benchmark, rows, results, source.test, out, options)
-                log(f"{row.name}, trial {trial}: {_line(results[row.name][str(trial)]['test'])}")
+
+        def record(result: _Result) -> None:
+            results[result.row.name][str(result.trial)] = result.figures
+            problems.add(result.skipped)
+            content.update(write_tables(benchmark, rows, results, source.test, out, options))
+            log(f"{result.row.name}, trial {result.trial}: {_line(result.figures['test'])}")
+
+        with single_thread() if options.on_cpu else nullcontext():
+            work_through(
+                tasks,
+                partial(_Training, source.truth, source.test, out, options, problems),
+                plural(len(tasks), "run"),
+                jobs=(options.jobs or cores()) if options.on_cpu else 1,
+                problems=problems,
+                on_result=record,
+            )
     return content
 
 
@@ -180,11 +209,11 @@ def expected_time(
     rows: Sequence[Row], configs: Mapping[str, Config], source: Source, options: Options
 ) -> list[str]:
     """How long a benchmark takes, a line for the shared stages and for each row."""
-    if open_device(options.device).type != "cpu":
+    if not options.on_cpu:
         return [
             f"{plural(options.trials * len(rows), 'run')}; how long they take is unknown on GPUs"
         ]
-    shared: dict[str, float] = {}
+    jobs, shared = options.jobs or cores(), dict[str, float]()
     lines, total = [], 0.0
     precomputed = Precomputed(
         None if options.regions is None else RegionFolder(options.regions),
@@ -192,25 +221,79 @@ def expected_time(
     )
     for row in rows:
         config, weak = configs[row.name], source.weak(row.supervision)
-        seconds = stage_seconds(config, stage_images(config, weak, precomputed), cores())
-        for name in ("classifier", "regions", "seeds"):
-            shared.setdefault(name, seconds.get(name, 0.0))
-            shared[name] = max(shared[name], seconds.pop(name, 0.0))
-        total += options.trials * sum(seconds.values())
-        time = format_duration(sum(seconds.values()))
+        images = stage_images(config, weak, precomputed)
+        apart = stage_seconds(config, images, 1)
+        for name, seconds in stage_seconds(config, images, jobs).items():
+            if name in SHARED_STAGES:
+                shared[name] = max(shared.get(name, 0.0), seconds)
+                del apart[name]
+        total += options.trials * sum(apart.values())
+        time = format_duration(sum(apart.values()))
         changes = "".join(f", {key}={value}" for key, value in row.changes.items())
         lines.append(f"  {row.name}: {plural(options.trials, 'run')} of about {time}{changes}")
-    once = sum(shared.values())
-    number = plural(options.trials * len(rows), "run")
-    head = f"{number}, in all about {format_duration(total + once)} on {plural(cores(), 'core')}"
+    number, once = options.trials * len(rows), sum(shared.values())
+    total = once + total / min(jobs, number)
+    head = (
+        f"{plural(number, 'run')}, in all about {format_duration(total)} in {plural(jobs, 'job')}"
+    )
     return [head, f"  shared by all: about {format_duration(once)}", *lines]
 
 
+@dataclass(frozen=True)
+class _Result:
+    """Of a run: its figures, and the bad items that it skipped."""
+
+    row: Row
+    trial: int
+    figures: dict[str, Any]
+    skipped: list[str]
+
+
+class _Training:
+    """Trains and evaluates runs, in a process of its own unless --jobs is 1."""
+
+    def __init__(
+        self,
+        truth: EvaluationDataset | None,
+        test: EvaluationDataset,
+        out: Path,
+        options: Options,
+        problems: Problems,
+    ) -> None:
+        self.truth, self.test, self.out, self.problems = truth, test, out, problems
+        self.options = replace(options, jobs=1) if options.on_cpu else options
+
+    def __call__(
+        self, row: Row, trial: int, dataset: WeakDataset, precomputed: Precomputed
+    ) -> _Result:
+        name, options = f"{row.name}, trial {trial}", self.options
+        print(name, flush=True)
+        run = api.train(
+            dataset,
+            self.out / "runs" / f"{row.name}-{trial}",
+            options.preset,
+            method=row.method,
+            rounds=row.rounds,
+            seed=trial,
+            changes={**options.changes, **row.changes},
+            weights=options.weights,
+            precomputed=precomputed,
+            truth=None if row.supervision == "mask" else self.truth,
+            device=options.device,
+            jobs=options.jobs,
+            problems=self.problems,
+            report=False,
+            log=lambda line: print(f"  {name}: {line}", flush=True),
+        )
+        figures = figures_of(run, self.test, options, self.problems)
+        return _Result(row, trial, figures, self.problems.skipped)
+
+
 def figures_of(
-    run: TrainedRun, row: Row, source: Source, options: Options, problems: Problems
+    run: TrainedRun, test: EvaluationDataset, options: Options, problems: Problems
 ) -> dict[str, Any]:
     """mAP of a run on the test set, by class, of its last labels, its last DISC, its seconds."""
-    data, test = read_run(run.path), source.test
+    data = read_run(run.path)
     evaluation = data.evaluation
     wanted = (options.protocol, len(test), test.labelled.split)
     if evaluation is None or _evaluated(evaluation) != wanted:
@@ -231,36 +314,6 @@ def figures_of(
         "disc": objective[-1] if objective else None,
         "seconds": round(data.seconds, 1),
     }
-
-
-def _train(
-    row: Row,
-    trial: int,
-    source: Source,
-    shared: SharedArtefacts,
-    config: Config,
-    out: Path,
-    options: Options,
-    log: Callable[[str], None],
-) -> TrainedRun:
-    log(f"{row.name}, trial {trial}")
-    return api.train(
-        source.weak(row.supervision),
-        out / "runs" / f"{row.name}-{trial}",
-        options.preset,
-        method=row.method,
-        rounds=row.rounds,
-        seed=trial,
-        changes={**options.changes, **row.changes},
-        weights=options.weights,
-        precomputed=shared.of(row, config),
-        truth=None if row.supervision == "mask" else source.truth,
-        device=options.device,
-        jobs=options.jobs,
-        problems=shared.problems,
-        report=False,
-        log=lambda line: log(f"  {line}"),
-    )
 
 
 def _config(row: Row, classes: tuple[str, ...], options: Options) -> Config:

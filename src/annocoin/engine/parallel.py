@@ -45,6 +45,7 @@ def work_through(
     *,
     jobs: int,
     problems: Problems,
+    on_result: Callable[[Any], None] = lambda _: None,
 ) -> list[Any]:
     """Call a worker with each task, in `jobs` processes, with 1 in this one; gives the results.
 
@@ -55,19 +56,22 @@ def work_through(
         tasks: arguments of the worker's calls.
         start: makes the worker of a process; can be pickled.
         description: of the progress bar.
+        on_result: called in this process with each result, in the order of the tasks.
     """
     if not tasks:
         return []
     if jobs == 1 or len(tasks) == 1:
         with nullcontext() if jobs == 1 else single_thread():
             worker = start()
-            return _collect([partial(worker, *task) for task in tasks], description, problems)
+            return _collect(
+                [partial(worker, *task) for task in tasks], description, problems, on_result
+            )
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(tasks)), context, _initialise, (start,)) as pool:
         try:
             with _interrupts_ignored():
                 futures = [pool.submit(_call_worker, *task) for task in tasks]
-            return _collect([future.result for future in futures], description, problems)
+            return _collect([future.result for future in futures], description, problems, on_result)
         except BrokenProcessPool:
             raise InputError(
                 "a worker process died: for lack of memory (try fewer --jobs), or because a script "
@@ -87,7 +91,12 @@ def cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _collect(pending: list[Callable[[], Any]], description: str, problems: Problems) -> list[Any]:
+def _collect(
+    pending: list[Callable[[], Any]],
+    description: str,
+    problems: Problems,
+    on_result: Callable[[Any], None],
+) -> list[Any]:
     results = []
     for call in track(pending, description):
         result = call()
@@ -96,6 +105,7 @@ def _collect(pending: list[Callable[[], Any]], description: str, problems: Probl
                 raise InputError(result.reason)
         else:
             results.append(result)
+            on_result(result)
     return results
 
 
