@@ -16,7 +16,6 @@ from annocoin.baselines.irn import (
     _IrnExamples,
     confident_labels,
     irn_instances,
-    maps_of_seeds,
     relative_maps,
     train_irn,
 )
@@ -86,39 +85,27 @@ def test_scenes_are_overfitted(two_scenes: WeakDataset) -> None:
 
 
 def test_confident_labels_by_hand() -> None:
-    """Without CRF: class 2 above .3 of its maximum, background below .05 of all maxima."""
+    """Class 2 above .3 of its maximum, background below .05 of all maxima."""
     maps = torch.tensor([[8.0, 4.0, 2.0, 0.2, -5.0] + [-5.0] * 3] * 8)[None]
-    options = IrnOptions(crf_contrast=0.0, label_side=8)
+    options = IrnOptions(size=32)
     annotation = Annotation((8, 8), (WeakLabel(2), WeakLabel(2)))
-    labels = confident_labels(np.zeros((8, 8, 3), np.uint8), maps, annotation, options)
+    labels = confident_labels(maps, annotation, options)
     assert labels.tolist() == [[2, 2, IGNORED, 0, 0, 0, 0, 0]] * 8
 
 
 def test_the_greater_of_two_maps_is_the_class() -> None:
     maps = torch.tensor([[[4.0, 1.0]], [[3.0, 6.0]]]).repeat_interleave(4, 2).expand(2, 8, 8)
-    options = IrnOptions(crf_contrast=0.0, label_side=8)
+    options = IrnOptions(size=32)
     annotation = Annotation((8, 8), (WeakLabel(1), WeakLabel(3)))
-    labels = confident_labels(np.zeros((8, 8, 3), np.uint8), maps, annotation, options)
+    labels = confident_labels(maps, annotation, options)
     assert labels.tolist() == [[1] * 4 + [3] * 4] * 8
 
 
-def test_the_crf_extends_labels_to_edges_of_the_image() -> None:
-    """A class map on half of a dark square."""
-    image = np.full((64, 64, 3), 220, np.uint8)
-    image[16:48, 16:48] = 40
-    maps = torch.full((1, 16, 16), -1.0)
-    maps[0, 4:12, 4:9] = 3.0
-    options = IrnOptions(label_side=16, crf_reach=0.5)
-    labels = confident_labels(image, maps, Annotation((64, 64), (WeakLabel(1),)), options)
-    assert torch.equal(labels == 1, torch.from_numpy(image[2::4, 2::4, 0] == 40))
-
-
 def test_images_without_labels_are_background() -> None:
-    image, options = np.zeros((40, 80, 3), np.uint8), IrnOptions(label_side=80)
-    labels = confident_labels(image, torch.zeros(0, 5, 5), Annotation((40, 80)), options)
+    labels = confident_labels(torch.zeros(0, 5, 5), Annotation((40, 80)), IrnOptions(size=320))
     assert labels.shape == (40, 80)
     assert bool((labels == 0).all())
-    net = IrnNetwork(TINY).eval()
+    net, image = IrnNetwork(TINY).eval(), np.zeros((40, 80, 3), np.uint8)
     assert len(irn_instances(net, image, torch.zeros(0, 5, 5), Annotation((40, 80)), SMALL)) == 0
 
 
@@ -152,21 +139,6 @@ def test_evidence_maps_end_at_boundaries() -> None:
         (share,) = class_shares(regions, seeds, [2])
         assert torch.allclose(values[0, :, 4:], share[1].square().expand(8, 4))
         assert (float(share[1]) < 0.5) == (strength == 1.0)
-
-
-def test_maps_of_seeds() -> None:
-    maps = torch.arange(3.0).view(3, 1, 1).expand(3, 4, 4)
-    seeds = Seeds(
-        size=(8, 8),
-        labels=torch.tensor([5, 5, 2]),
-        points=torch.zeros(3, 2),
-        scores=torch.zeros(3),
-        annotation_index=torch.tensor([0, 0, 1]),
-        responses=torch.full((3, 4, 4), 1 / 16),
-        maps=maps.clone(),
-    )
-    found = maps_of_seeds(seeds, Annotation((8, 8), (WeakLabel(5), WeakLabel(2))))
-    assert found[:, 0, 0].tolist() == [2, 0]
 
 
 def test_the_mean_displacement_is_subtracted() -> None:
@@ -259,6 +231,6 @@ def test_bad_input(two_scenes: WeakDataset) -> None:
         train_irn(IrnNetwork(TINY), two_scenes.images, {})
     with pytest.raises(InputError, match="width 40"):
         IrnArchitecture("tiny", width=40)
-    image, annotation = np.zeros((64, 64, 3), np.uint8), Annotation((64, 64), (WeakLabel(1),))
+    annotation = Annotation((64, 64), (WeakLabel(1),))
     with pytest.raises(ValueError, match="expected one for each"):
-        confident_labels(image, torch.zeros(2, 8, 8), annotation, SMALL)
+        confident_labels(torch.zeros(2, 8, 8), annotation, SMALL)

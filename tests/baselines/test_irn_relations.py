@@ -18,7 +18,6 @@ from annocoin.baselines.irn_relations import (
     line_pixels,
     pixel_pairs,
     random_walk,
-    refine_labels,
     relation_losses,
 )
 
@@ -205,49 +204,3 @@ def test_the_walk_fills_a_room_and_does_not_leave_it() -> None:
 def test_no_values_to_walk() -> None:
     walked = random_walk(torch.zeros(0, 4, 5), torch.zeros(4, 5), radius=3, beta=1, steps=2)
     assert walked.shape == (0, 4, 5)
-
-
-def naive_crf(
-    labels: Tensor, classes: int, colours: Tensor, reach: float, contrast: float
-) -> Tensor:
-    """Mean field of one labelling, by loops over pairs of pixels."""
-    pixels = pixels_of(labels.shape)
-    count = len(pixels)
-    kernels = np.zeros((2, count, count))
-    for (i, a), (j, b) in itertools.product(enumerate(pixels), repeat=2):
-        apart = math.dist(a, b) ** 2
-        hue = float((colours[:, a[0], a[1]] - colours[:, b[0], b[1]]).square().sum())
-        kernels[0, i, j] = math.exp(-apart / (2 * reach**2) - hue / (2 * contrast**2))
-        kernels[1, i, j] = math.exp(-apart / (2 * (0.06 * reach) ** 2))
-    root = np.sqrt(kernels.sum(axis=2))
-    kernels /= root[:, :, None] * root[:, None, :]
-    flat = labels.flatten().numpy()
-    unary = np.full((count, classes), math.log(0.3 / (classes - 1)))
-    unary[np.arange(count), flat] = math.log(0.7)
-    marginals = np.exp(unary)
-    for _ in range(10):
-        energy = unary + 10 * kernels[0] @ marginals + 3 * kernels[1] @ marginals
-        marginals = np.exp(energy - energy.max(axis=1, keepdims=True))
-        marginals /= marginals.sum(axis=1, keepdims=True)
-    return torch.from_numpy(marginals.argmax(axis=1)).view(labels.shape)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_crf_is_that_of_loops(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 3, (2, 5, 6), generator=generator)
-    colours = 60 * torch.rand(3, 5, 6, generator=generator)
-    refined = refine_labels(labels, 3, colours, reach=4.0, contrast=20.0)
-    for one, given in zip(refined, labels, strict=True):
-        assert torch.equal(one, naive_crf(given, 3, colours, 4.0, 20.0))
-    assert not torch.equal(refined, labels)
-
-
-def test_the_crf_follows_colours() -> None:
-    """A label that covers half of a dark square spreads to all of it."""
-    colours = torch.full((3, 16, 16), 200.0)
-    colours[:, 4:12, 4:12] = 40.0
-    labels = torch.zeros(1, 16, 16, dtype=torch.int64)
-    labels[0, 4:12, 4:9] = 1
-    refined = refine_labels(labels, 2, colours, reach=8.0, contrast=10.0)
-    assert torch.equal(refined[0] == 1, colours[0] < 100)

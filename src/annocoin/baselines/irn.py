@@ -6,16 +6,15 @@ of displacements to the centroid of the instance, and class boundaries. Then (`i
 pixels are clustered by their centroids, and the class map of each cluster is spread by a random
 walk up to the boundaries. A prediction network is trained on these instances.
 
-Simplified: the fully connected CRF that refines confident pixels works at a low resolution (in
-runs, class maps diffused over superpixels replace it, see `annocoin.baselines.irn_peer`); the
-backbone is the classifier's instead of one trained on ImageNet only; AdamW with a cosine decay
-instead of SGD with a polynomial one; fragments below `min_area` are dropped, where the authors give
-them a score of 0. Thresholds, radii and the random walk are those of the authors' code, for images
-of about 500 pixels: distances are in cells of 4 pixels, so enlarge small images by `size`.
+Simplified: class maps that are diffused over superpixels, see `annocoin.baselines.irn_peer`, stand
+for those that a fully connected CRF refines; the backbone is the classifier's instead of one
+trained on ImageNet only; AdamW with a cosine decay instead of SGD with a polynomial one; fragments
+below `min_area` are dropped, where the authors give them a score of 0. Thresholds, radii and the
+random walk are those of the authors' code, for images of about 500 pixels: distances are in cells
+of 4 pixels, so enlarge small images by `size`.
 
     net = IrnNetwork.from_classifier(classifier)
-    maps = maps_of_seeds(seeds, annotation)  # per image; or those of a `ClassMapper`
-    labels[image_id] = confident_labels(pixels, maps, annotation, options)  # per image
+    labels[image_id] = confident_labels(maps, annotation, options)  # per image
     train_irn(net, images, labels, options, seed=seed, trainer=trainer)
     instances = irn_instances(net, pixels, maps, annotation, options)  # per image
 """
@@ -40,7 +39,6 @@ from annocoin.baselines.irn_relations import (
     cluster_centroids,
     find_centroids,
     random_walk,
-    refine_labels,
     relation_losses,
 )
 from annocoin.data.dataset import WeakImage
@@ -48,7 +46,6 @@ from annocoin.engine.randomness import generator_at
 from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.masks import Size
-from annocoin.seeds.seed_set import Seeds
 from annocoin.types import Annotation, ImageId, Instances
 
 NAME = "inter-pixel relations"
@@ -66,9 +63,6 @@ class IrnOptions:
         foreground, background: a pixel is confidently of the class with the greatest value, as a
             share of the maximum of its class map, if that exceeds `foreground`; it is confidently
             background if none exceeds `background`.
-        label_side: longer side of the confident labels, and of the image in the CRF.
-        crf_reach, crf_contrast: of the CRF's bilateral kernel, as a share of the longer side, and
-            in grey levels. With a contrast of 0 there is no CRF.
         radius: of the pairs in training, in cells of 4 pixels.
         scale_range: of the images in training, relative to `size`.
         epochs, batch_size, lr, weight_decay: of the training.
@@ -83,9 +77,6 @@ class IrnOptions:
     size: int = 512
     foreground: float = 0.3
     background: float = 0.05
-    label_side: int = 64
-    crf_reach: float = 0.1
-    crf_contrast: float = 5.0
     radius: int = 10
     scale_range: tuple[float, float] = (0.5, 1.5)
     epochs: int = 3
@@ -102,7 +93,7 @@ class IrnOptions:
     precision: Precision = "32"
 
     def __post_init__(self) -> None:
-        for name in ("label_side", "epochs", "batch_size", "refinements", "walk_steps"):
+        for name in ("epochs", "batch_size", "refinements", "walk_steps"):
             check_positive(name, getattr(self, name))
         if not STRIDE * MIN_CELLS <= self.size <= 4096:
             raise InputError(f"size {self.size}; expected {STRIDE * MIN_CELLS} to 4096 pixels")
@@ -119,12 +110,6 @@ class IrnOptions:
         check_choice("precision", self.precision, get_args(Precision))
 
 
-def maps_of_seeds(seeds: Seeds, annotation: Annotation) -> Tensor:
-    """The class maps of the J annotated classes that an image's seeds keep, logits [J, h, w]."""
-    first = [(seeds.labels == label).nonzero()[0, 0] for label in annotation.distinct_labels]
-    return seeds.maps[torch.tensor(first, dtype=torch.int64)]
-
-
 def relative_maps(maps: Tensor, size: Size) -> Tensor:
     """Class maps, logits [J, h, w]: the positive part, at `size`, relative to each map's maximum.
 
@@ -134,30 +119,18 @@ def relative_maps(maps: Tensor, size: Size) -> Tensor:
     return resized / resized.amax(dim=(1, 2), keepdim=True).clamp(min=1e-5)
 
 
-def confident_labels(
-    image: Image, maps: Tensor, annotation: Annotation, options: IrnOptions
-) -> Tensor:
+def confident_labels(maps: Tensor, annotation: Annotation, options: IrnOptions) -> Tensor:
     """Classes of confident pixels, 0 for the background, `IGNORED` for others: int64 [h, w].
 
     Args:
-        image: uint8 [H, W, 3].
         maps: class maps of the J annotated classes, [J, *, *], as `annotation.distinct_labels`;
             their positive part counts.
     """
-    size = _grid(image, options.label_side)
+    size = _grid(annotation.size, options.size / STRIDE)
     relative = relative_maps(_checked(maps, annotation), size)
     thresholds = torch.tensor([options.foreground, options.background])[:, None, None, None]
     background = thresholds.expand(2, 1, *size)
     numbers = torch.cat([background, relative.expand(2, *relative.shape)], dim=1).argmax(dim=1)
-    if options.crf_contrast > 0 and len(relative):
-        small = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
-        numbers = refine_labels(
-            numbers,
-            1 + len(relative),
-            torch.from_numpy(small).permute(2, 0, 1).float(),
-            reach=options.crf_reach * max(size),
-            contrast=options.crf_contrast,
-        )
     foreground, rest = torch.tensor([0, *annotation.distinct_labels])[numbers]
     return torch.where(foreground > 0, foreground, torch.where(rest > 0, IGNORED, 0))
 
@@ -232,7 +205,8 @@ def predict_relations(net: IrnNetwork, image: Image, options: IrnOptions) -> tup
 
     The logits of boundaries are means over the image and its mirror image.
     """
-    pixels = _resize_to_cells(image, _grid(image, options.size / STRIDE)).to(net.mean.device)
+    cells = _grid((image.shape[0], image.shape[1]), options.size / STRIDE)
+    pixels = _resize_to_cells(image, cells).to(net.mean.device)
     views = torch.stack([pixels, pixels.flip(2)])
     boundary, displacement = net(views, bfloat16=options.precision == "bf16")
     logits = (boundary[0] + boundary[1].flip(1)) / 2
@@ -289,9 +263,9 @@ def _checked(maps: Tensor, annotation: Annotation) -> Tensor:
     return maps
 
 
-def _grid(image: Image, side: float) -> Size:
-    """Rows and columns of cells of an image with a longer side of `side` cells."""
-    height, width = image.shape[:2]
+def _grid(size: Size, side: float) -> Size:
+    """Rows and columns of cells of an image of `size` with a longer side of `side` cells."""
+    height, width = size
     scale = side / max(height, width)
     return max(MIN_CELLS, round(height * scale)), max(MIN_CELLS, round(width * scale))
 
@@ -332,7 +306,7 @@ class _IrnExamples:
         low, high = self.options.scale_range
         side = self.options.size // STRIDE
         pixels = image.pixels()
-        cells = _grid(pixels, side * (low + (high - low) * scale))
+        cells = _grid(image.annotation.size, side * (low + (high - low) * scale))
         resized = _resize_to_cells(pixels, cells)
         labels = self.labels[image.image_id]
         labels = F.interpolate(labels[None, None].float(), cells, mode="nearest-exact")[0, 0].long()

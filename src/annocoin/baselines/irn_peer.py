@@ -18,7 +18,7 @@ from annocoin.baselines.irn import (
     irn_instances,
     train_irn,
 )
-from annocoin.baselines.irn_network import STRIDE, IrnNetwork, read_irn, write_irn
+from annocoin.baselines.irn_network import IrnNetwork, read_irn, write_irn
 from annocoin.baselines.peer import Peer, PeerInputs
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.config import Config
@@ -42,8 +42,6 @@ def irn_options(config: Config, images: int = 1) -> IrnOptions:
     size = training.size or config.classifier.size
     return IrnOptions(
         size=size,
-        label_side=size // STRIDE,
-        crf_contrast=0.0,
         radius=max(MIN_RADIUS, round(RADIUS * size)),
         walk_radius=max(MIN_RADIUS, round(WALK_RADIUS * size)),
         epochs=max(1, round(training.steps * training.batch_size / images)),
@@ -72,7 +70,7 @@ def train_relations(
     for image in track(images, "confident pixels"):
         with trainer.problems.caught(image.image_id):
             maps = evidence_maps(*inputs.of(image), image.annotation)
-            confident = confident_labels(image.pixels(), maps, image.annotation, options)
+            confident = confident_labels(maps, image.annotation, options)
             labels[image.image_id] = confident.to(torch.int8)
     with seeded(seed_of(seed, "irn weights")):
         net = IrnNetwork.from_classifier(read_classifier(inputs.given_classifier()))

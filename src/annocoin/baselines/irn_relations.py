@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
-from torch.nn import functional as F
 
 from annocoin.masks import Size
 
@@ -229,53 +228,3 @@ def random_walk(
     for _ in range(steps):
         state = transition @ state
     return torch.from_numpy(state.T.copy()).view(-1, height, width)
-
-
-def refine_labels(
-    labels: Tensor,
-    classes: int,
-    colours: Tensor,
-    *,
-    reach: float,
-    contrast: float,
-    bilateral_weight: float = 10.0,
-    smoothness_reach: float = 0.06,
-    smoothness_weight: float = 3.0,
-    certainty: float = 0.7,
-    iterations: int = 10,
-) -> Tensor:
-    """Labellings after mean field inference in a fully connected CRF (Krähenbühl, Koltun 2011).
-
-    With Potts potentials and symmetrically normalised kernels. The kernels are computed for all
-    pairs of pixels, without a lattice: meant for a few thousand pixels.
-
-    Args:
-        labels: M labellings of the image, int64 [M, h, w] of 0..classes-1.
-        colours: RGB in 0..255, [3, h, w].
-        reach, contrast: standard deviations of the bilateral kernel, in pixels and grey levels.
-        smoothness_reach: standard deviation of the smoothness kernel, as a share of `reach`.
-        certainty: probability of the given label.
-    """
-    height, width = labels.shape[1:]
-    axes = [torch.arange(length)[:, None] / reach for length in (height, width)]
-    places = torch.stack(torch.meshgrid(axes[0][:, 0], axes[1][:, 0], indexing="ij"), dim=-1)
-    features = torch.cat([places, colours.permute(1, 2, 0) / contrast], dim=2).flatten(0, 1)
-    bilateral = _normalised_kernel(features).mul_(bilateral_weight)
-    down, across = (_normalised_kernel(axis / smoothness_reach) for axis in axes)
-    given = F.one_hot(labels, classes).float()
-    unary = (given * certainty + (1 - given) * (1 - certainty) / max(1, classes - 1)).log()
-    marginals = unary.softmax(dim=3)  # [M, h, w, classes]
-    for _ in range(iterations):
-        pixels = marginals.permute(1, 2, 0, 3).reshape(height * width, -1)
-        similar = (bilateral @ pixels).view(height, width, -1, classes).permute(2, 0, 1, 3)
-        smooth = across @ torch.einsum("yv,mvuc->myuc", down, marginals)
-        marginals = (unary + similar + smoothness_weight * smooth).softmax(dim=3)
-    return marginals.argmax(dim=3)
-
-
-def _normalised_kernel(features: Tensor) -> Tensor:
-    """D^-1/2 K D^-1/2 of the Gaussian kernel K of points [N, F], with D its row sums: [N, N]."""
-    squares = features.square().sum(dim=1)
-    kernel = torch.addmm(-0.5 * squares, features, features.T).sub_(0.5 * squares[:, None])
-    scale = kernel.clamp_(max=0).exp_().sum(dim=1).rsqrt()
-    return kernel.mul_(scale[:, None]).mul_(scale)
