@@ -26,6 +26,7 @@ from annocoin.engine.preflight import (
     plan_with_estimates,
     stage_images,
     suggest_bfloat16,
+    with_precision_of,
 )
 from annocoin.engine.presets import PRESETS, configure
 from annocoin.errors import InputError, Problems
@@ -226,6 +227,7 @@ def test_a_dry_run_has_the_checks_of_a_run(weak: WeakDataset, tmp_path: Path) ->
     [
         ("voc-cpu", "32-true", True, True),
         ("voc-cpu", "bf16-mixed", True, False),
+        ("voc-cpu-r50", "32-true", True, False),  # has bfloat16 of its own
         ("voc-cpu", "32-true", False, False),
         ("synthetic", "32-true", True, False),
     ],
@@ -234,8 +236,9 @@ def test_bfloat16_is_suggested_where_it_saves_time(
     name: str, precision: str, supported: bool, noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "has_bfloat16", lambda: supported)
-    config = configure(name, ("cat",))
-    assert bool(suggest_bfloat16(config, single_process(precision=precision))) == noted
+    group = single_process(precision=precision)
+    config = with_precision_of(group, configure(name, ("cat",)))
+    assert bool(suggest_bfloat16(config, group)) == noted
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

@@ -301,10 +301,11 @@ def with_precision_of(group: ProcessGroup, config: Config) -> Config:
 
 def suggest_bfloat16(config: Config, group: ProcessGroup) -> list[str]:
     """A note if a ResNet is trained in full precision on a processor with bfloat16."""
-    backbones = [network.architecture.backbone for network in config.prediction_networks.values()]
-    slow = any(name.startswith("resnet") for name in (config.classifier.backbone, *backbones))
-    full_precision = group.device.type == "cpu" and group.precision == "32-true"
-    if not (slow and full_precision and has_bfloat16()):
+    networks = [(config.classifier.backbone, config.classifier.precision)]
+    for network in config.prediction_networks.values():
+        networks.append((network.architecture.backbone, network.training.precision))
+    slow = any(name.startswith("resnet") and precision == "32" for name, precision in networks)
+    if group.device.type != "cpu" or not slow or not has_bfloat16():
         return []
     return ["note: this processor has bfloat16; --precision bf16-mixed halves the time of ResNets"]
 
