@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from annocoin.baselines.peer import FrozenFeatures, Peer, PeerInputs, fit_network
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.randomness import seed_of, seeded
-from annocoin.engine.trainer import Batch, Figures, Trainer
+from annocoin.engine.trainer import Batch, Figures, ImageExamples, Trainer
 from annocoin.network_files import read_network, write_network
 from annocoin.progress import track
 from annocoin.regions.region_set import RegionSet
@@ -167,7 +167,7 @@ class _Example(NamedTuple):
     target: _Target
 
 
-class _ActivationExamples:
+class _ActivationExamples(ImageExamples):
     def __init__(
         self,
         images: list[WeakImage],
@@ -175,13 +175,8 @@ class _ActivationExamples:
         features: FrozenFeatures,
         seed: int,
     ) -> None:
-        self.images, self.targets, self.features, self.seed = images, targets, features, seed
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def image_id(self, index: int) -> ImageId:
-        return self.images[index].image_id
+        super().__init__(images)
+        self.targets, self.features, self.seed = targets, features, seed
 
     def load(self, index: int, step: int) -> _Example:
         image = self.images[index]

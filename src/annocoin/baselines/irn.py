@@ -43,7 +43,7 @@ from annocoin.baselines.irn_relations import (
 )
 from annocoin.data.dataset import WeakImage
 from annocoin.engine.randomness import generator_at
-from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
+from annocoin.engine.trainer import Batch, Figures, ImageExamples, Schedule, Trainer
 from annocoin.errors import InputError, check_choice, check_positive
 from annocoin.masks import Size
 from annocoin.types import Annotation, ImageId, Instances
@@ -278,7 +278,7 @@ def _resize_to_cells(image: Image, cells: Size) -> Tensor:
     return torch.from_numpy(resized).permute(2, 0, 1).float() / 255
 
 
-class _IrnExamples:
+class _IrnExamples(ImageExamples):
     """Images and confident labels, scaled, mirrored and cropped to squares at random.
 
     Pixels are float32 [3, size, size] in 0..1, labels int64 [size / 4, size / 4].
@@ -291,13 +291,8 @@ class _IrnExamples:
         options: IrnOptions,
         seed: int,
     ) -> None:
-        self.images, self.labels, self.options, self.seed = images, labels, options, seed
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def image_id(self, index: int) -> ImageId:
-        return self.images[index].image_id
+        super().__init__(images)
+        self.labels, self.options, self.seed = labels, options, seed
 
     def load(self, index: int, step: int) -> tuple[Tensor, Tensor]:
         image = self.images[index]

@@ -28,12 +28,12 @@ from torch.nn import functional as F
 from annocoin.baselines.peer import FrozenFeatures, Peer, PeerInputs, fit_network
 from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.randomness import seed_of, seeded
-from annocoin.engine.trainer import Batch, Figures, Trainer
+from annocoin.engine.trainer import Batch, Figures, ImageExamples, Trainer
 from annocoin.network_files import read_network, write_network
 from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.evidence import class_shares
 from annocoin.seeds.seed_set import Seeds
-from annocoin.types import Annotation, ImageId, Instances
+from annocoin.types import Annotation, Instances
 
 KIND = "label-penet"
 WIDTH = 256
@@ -240,18 +240,12 @@ class _Example(NamedTuple):
     labels: list[int]
 
 
-class _CascadeExamples:
+class _CascadeExamples(ImageExamples):
     def __init__(
         self, images: list[WeakImage], inputs: PeerInputs, features: FrozenFeatures, classes: int
     ) -> None:
-        self.images, self.inputs, self.features = images, inputs, features
-        self.classes = classes
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def image_id(self, index: int) -> ImageId:
-        return self.images[index].image_id
+        super().__init__(images)
+        self.inputs, self.features, self.classes = inputs, features, classes
 
     def load(self, index: int, step: int) -> _Example:
         image = self.images[index]

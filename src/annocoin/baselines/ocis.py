@@ -29,7 +29,7 @@ from annocoin.backbones import Precision, resize_longest_side
 from annocoin.baselines.peer import Peer, PeerInputs, fit_network
 from annocoin.data.dataset import MAX_COUNT, WeakDataset, WeakImage
 from annocoin.engine.randomness import seed_of
-from annocoin.engine.trainer import Batch, Figures, Trainer
+from annocoin.engine.trainer import Batch, Figures, ImageExamples, Trainer
 from annocoin.regions.region_set import RegionSet
 from annocoin.seeds.classifier import (
     Classifier,
@@ -40,7 +40,7 @@ from annocoin.seeds.classifier import (
 from annocoin.seeds.retrieval import response_scores, retrieve
 from annocoin.seeds.seed_set import Seeds
 from annocoin.seeds.seeder import Seeder
-from annocoin.types import Annotation, ImageId, Instances
+from annocoin.types import Annotation, Instances
 
 DENSITY_WEIGHT = 0.2
 """Of the difference of a region's density from one, in its score; a perfect fit to the response
@@ -152,17 +152,12 @@ class _DensityExample(NamedTuple):
     counts: Tensor  # int64 [C]
 
 
-class _DensityExamples:
+class _DensityExamples(ImageExamples):
     """Images at one size, padded to squares and mirrored at random: counts stay true."""
 
     def __init__(self, images: WeakDataset, size: int, seed: int) -> None:
-        self.images, self.size, self.seed = images, size, seed
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def image_id(self, index: int) -> ImageId:
-        return self.images[index].image_id
+        super().__init__(images)
+        self.classes, self.size, self.seed = len(images.classes), size, seed
 
     def load(self, index: int, step: int) -> _DensityExample:
         image = self.images[index]
@@ -171,7 +166,7 @@ class _DensityExamples:
             resized = resized.flip(2)
         pixels = torch.full((3, self.size, self.size), 0.5)
         pixels[:, : resized.shape[1], : resized.shape[2]] = resized
-        return _DensityExample(pixels, counts_of(image.annotation, len(self.images.classes)))
+        return _DensityExample(pixels, counts_of(image.annotation, self.classes))
 
 
 class _DensityStep(nn.Module):

@@ -19,7 +19,7 @@ from annocoin.data.dataset import WeakDataset
 from annocoin.engine.distribution import single_process, warn_of_slow_bfloat16
 from annocoin.engine.network_config import ClassifierOptions
 from annocoin.engine.randomness import seed_of, seeded
-from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
+from annocoin.engine.trainer import Batch, Figures, ImageExamples, Schedule, Trainer
 from annocoin.errors import Problems
 from annocoin.files import file_digest
 from annocoin.progress import track
@@ -29,7 +29,6 @@ from annocoin.seeds.classifier import (
     peak_scores,
     tag_average_precision,
 )
-from annocoin.types import ImageId
 
 NAME = "classifier"
 SCALES = (0.7, 1.25)
@@ -127,11 +126,12 @@ def tags_of(labels: tuple[int, ...], classes: int) -> Tensor:
     return tags
 
 
-class _ClassifierExamples:
+class _ClassifierExamples(ImageExamples):
     """Augmented images, float32 [3, size, size] in 0..1, and their tags [C]."""
 
     def __init__(self, dataset: WeakDataset, size: int, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+        super().__init__(dataset)
+        self.classes, self.seed = len(dataset.classes), seed
         self.augment = v2.Compose(
             [
                 v2.RandomHorizontalFlip(),
@@ -145,18 +145,12 @@ class _ClassifierExamples:
             ]
         )
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def image_id(self, index: int) -> ImageId:
-        return self.dataset[index].image_id
-
     def load(self, index: int, step: int) -> tuple[Tensor, Tensor]:
-        image = self.dataset[index]
+        image = self.images[index]
         pixels = torch.from_numpy(image.pixels().copy()).permute(2, 0, 1)
         with seeded(seed_of(self.seed, NAME, "augmentation", step, str(image.image_id))):
             pixels = self.augment(pixels)
-        return pixels, tags_of(image.annotation.distinct_labels, len(self.dataset.classes))
+        return pixels, tags_of(image.annotation.distinct_labels, self.classes)
 
 
 class _ClassifierStep(nn.Module):

@@ -18,7 +18,7 @@ from annocoin.engine.distribution import warn_of_slow_bfloat16
 from annocoin.engine.network_config import PredictionConfig
 from annocoin.engine.pseudo_labels import PseudoLabels
 from annocoin.engine.randomness import generator_at, seed_of
-from annocoin.engine.trainer import Batch, Figures, Schedule, Trainer
+from annocoin.engine.trainer import Batch, Figures, ImageExamples, Schedule, Trainer
 from annocoin.errors import InputError, Problems
 from annocoin.objective.diversity import GAMMA
 from annocoin.prediction.networks import (
@@ -156,7 +156,7 @@ class _Example(NamedTuple):
     seed: int
 
 
-class _PredictionExamples:
+class _PredictionExamples(ImageExamples):
     """Images with soft targets, mirrored and scaled at random."""
 
     def __init__(
@@ -167,14 +167,9 @@ class _PredictionExamples:
         seed: int,
         name: str,
     ) -> None:
-        self.images, self.labels, self.config = images, labels, config
+        super().__init__(images)
+        self.labels, self.config = labels, config
         self.where = (seed, name)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def image_id(self, index: int) -> ImageId:
-        return self.images[index].image_id
 
     def load(self, index: int, step: int) -> _Example:
         image = self.images[index]

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from annocoin.data.dataset import WeakDataset, WeakImage
 from annocoin.engine.checkpoint import CHECKPOINT_SECONDS, Checkpointer
 from annocoin.engine.distribution import (
     ProcessGroup,
@@ -61,6 +62,19 @@ class Examples(Protocol):
     def image_id(self, index: int) -> ImageId: ...
     def load(self, index: int, step: int) -> Any:
         """The example for a step, augmented; an image that cannot be used is an `InputError`."""
+
+
+class ImageExamples:
+    """Examples of the images of a dataset; subclasses load them."""
+
+    def __init__(self, images: WeakDataset | Sequence[WeakImage]) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def image_id(self, index: int) -> ImageId:
+        return self.images[index].image_id
 
 
 class Batch:
