@@ -231,6 +231,8 @@ def _pseudo_labels(
         execution,
         seed=config.seed,
         tables=tables,
+        prediction=predictions[-1],
+        precision=config.labelling_network.training.precision,
     )
 
 

@@ -164,7 +164,13 @@ class ConditionalNetwork(nn.Module):
         labels: Sequence[int] | None = None,
     ) -> Tensor:
         """F^k_{u,j}, the score of each region for each class: [K, P, J]; see `pixel_scores`."""
-        pixels = self.pixel_scores(features, noise, labels).float()  # full precision for argmaxes
+        return self.region_scores(self.pixel_scores(features, noise, labels), regions, labels)
+
+    def region_scores(
+        self, pixels: Tensor, regions: RegionSet, labels: Sequence[int] | None = None
+    ) -> Tensor:
+        """F [K, P, J] from the scores of pixels [K, J, h, w]."""
+        pixels = pixels.float()  # full precision for argmaxes
         height, width = pixels.shape[-2:]
         factor = min(MIN_POOLING_SIZE, max(regions.size)) / max(height, width)
         if self.architecture.upsample and factor > 1:  # or small regions might contain no pixel

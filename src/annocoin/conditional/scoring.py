@@ -35,6 +35,7 @@ from annocoin.conditional.pairwise import (
     iou_voting_scores,
     pairwise_weights,
 )
+from annocoin.conditional.refinement import PredictedShares, refine_masks
 from annocoin.conditional.requirements import Requirements
 from annocoin.conditional.samples import Samples
 from annocoin.errors import InputError, check_choice, check_positive
@@ -86,6 +87,8 @@ class ScoringOptions:
             add to a score. So an instance that the network does not find is not dropped because it
             finds another one, but only if its own gain is negative.
         select_all, local_search: see `infer`.
+        mask_threshold: see `refine_masks`; with None the mask of an instance is its region, as in
+            the paper.
     """
 
     terms: Terms = "U+P+H"
@@ -105,6 +108,7 @@ class ScoringOptions:
     extra_margin: float | None = None
     select_all: bool = False
     local_search: bool = False
+    mask_threshold: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("terms", self.terms, get_args(Terms))
@@ -123,6 +127,10 @@ class ScoringOptions:
         for name in ("prediction_weight_spread", "nms_threshold", "cross_class_nms_threshold"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} {getattr(self, name)}; expected 0 to 1")
+        if self.mask_threshold is not None and not 0 < self.mask_threshold < 1:
+            raise InputError(
+                f"mask_threshold {self.mask_threshold}; expected null, or a number between 0 and 1"
+            )
 
 
 class Candidates:
@@ -280,6 +288,7 @@ def draw_samples(
     candidates: Candidates,
     num_samples: int,
     generator: torch.Generator | None = None,
+    predicted: PredictedShares | None = None,
 ) -> Samples:
     """Samples of the conditional distribution for one image.
 
@@ -288,6 +297,7 @@ def draw_samples(
         num_samples: K; 0 gives the single sample of the pointwise network PW_c, with zero noise. If
             the prediction weight varies, the first of K samples has zero noise too.
         generator: of the noise.
+        predicted: masks of a prediction network, for `refine_masks`.
     """
     device = net.mean.device
     candidates = candidates.to(device)
@@ -295,8 +305,14 @@ def draw_samples(
     noise = net.noise(num_samples, features, generator) if num_samples else None
     if noise is not None and candidates.options.prediction_weight_spread:
         noise[0] = 0
-    unary = net.unary(features, noise, candidates.regions, candidates.columns)
-    return candidates.samples(candidates.scores(unary))
+    pixels = net.pixel_scores(features, noise, candidates.columns)
+    scores = candidates.scores(net.region_scores(pixels, candidates.regions, candidates.columns))
+    samples, threshold = candidates.samples(scores), candidates.options.mask_threshold
+    if threshold is None:
+        return samples
+    shares = candidates.regions.superpixel_means(pixels.mean(dim=0)).softmax(dim=0)[1:]
+    requirements = candidates.requirements.to("cpu")
+    return refine_masks(samples, requirements, scores.cpu(), shares.cpu(), threshold, predicted)
 
 
 def seed_votes(requirements: Requirements, seeds: Seeds) -> Tensor:

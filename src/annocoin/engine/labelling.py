@@ -13,6 +13,7 @@ from torch import Tensor
 from annocoin import masks as rle
 from annocoin.backbones import Image, Precision
 from annocoin.conditional.networks import ConditionalNetwork, read_conditional
+from annocoin.conditional.refinement import PredictedShares
 from annocoin.conditional.samples import Samples
 from annocoin.conditional.scoring import (
     NEUTRAL_DETECTION,
@@ -47,13 +48,20 @@ from annocoin.objective.task_loss import (
     restricted_loss_table,
     running_mean_table,
 )
-from annocoin.prediction.networks import ResizedImage, read_prediction, resize_shortest_side
+from annocoin.prediction.networks import (
+    PredictionArchitecture,
+    ResizedImage,
+    read_prediction,
+    resize_shortest_side,
+)
 from annocoin.prediction.region_scoring import (
     RegionScores,
     detect_annotated,
     detected_iou,
+    mask_probabilities,
     score_regions,
 )
+from annocoin.regions.region_set import RegionSet
 from annocoin.regions.storage import RegionFolder
 from annocoin.seeds.retrieval import retrieve
 from annocoin.seeds.seed_set import SeedFolder
@@ -73,15 +81,22 @@ def draw_labels(
     *,
     seed: int,
     tables: TableFolder | None = None,
+    prediction: Path | None = None,
+    precision: Precision = "32",
 ) -> PseudoLabelFolder:
     """K samples of a conditional network for every prepared image.
 
     Args:
         network: its file.
         tables: loss tables of a prediction network, which enter the scores.
+        prediction: the file of a prediction network, whose masks refine those of instances.
+        precision: of its backbone.
     """
     examples = ConditionalDataset(dataset, prepared, size=config.architecture.size, tables=tables)
-    start = partial(_Sampler, examples, network, config, seed, execution.device)
+    masks = None
+    if prediction is not None and config.scoring.mask_threshold is not None:
+        masks = partial(_MaskPredictor, prediction, execution.device, precision)
+    start = partial(_Sampler, examples, network, config, seed, execution.device, masks)
     return _run(PseudoLabelFolder, LABELS, examples, start, out, "samples", execution)
 
 
@@ -144,11 +159,17 @@ def samples_of(
     config: ConditionalConfig,
     count: int | None = None,
     generator: torch.Generator | None = None,
+    predicted: PredictedShares | None = None,
 ) -> Samples:
-    """Samples of an example, default K; PW_c gives one without noise."""
+    """Samples of an example, default K; PW_c gives one without noise.
+
+    Args:
+        predicted: masks of a prediction network, see `refine_masks`.
+    """
     if count is None:
         count = 0 if config.training.pointwise else config.training.samples
-    return draw_samples(net, example.pixels, example.candidates(config.scoring), count, generator)
+    candidates = example.candidates(config.scoring)
+    return draw_samples(net, example.pixels, candidates, count, generator, predicted)
 
 
 def loss_table(scores: RegionScores, config: ConditionalConfig) -> Tensor:
@@ -194,20 +215,42 @@ class _Sampler:
         config: ConditionalConfig,
         seed: int,
         device: str,
+        masks: Callable[[], _MaskPredictor] | None,
     ) -> None:
         self.net = read_conditional(network).to(device)
         self.examples, self.config, self.seed = examples, config, seed
+        self.masks = None if masks is None else masks()
 
     def compute(self, item: int) -> PseudoLabels:
         example, image = self.examples[item], self.examples.images[item]
         generator = generator_at(self.seed, "samples", str(example.image_id))
-        samples = samples_of(self.net, example, self.config, generator=generator)
+        predicted: PredictedShares | None = None
+        if self.masks is not None:
+            predicted = partial(self.masks.shares, image.pixels(), example.requirements.regions)
+        samples = samples_of(
+            self.net, example, self.config, generator=generator, predicted=predicted
+        )
         return PseudoLabels.from_samples(
             samples, image.annotation, annotated_boxes=self.config.annotated_boxes
         )
 
     def write(self, path: Path, result: PseudoLabels) -> None:
         write_pseudo_labels(path, result)
+
+
+class _MaskPredictor:
+    """The masks of a prediction network, for the refinement of instances."""
+
+    def __init__(self, network: Path, device: str, precision: Precision) -> None:
+        net, self.architecture = read_prediction(network)
+        self.net = net.to(device, memory_format=torch.channels_last)
+        self.bfloat16 = precision == "bf16"
+
+    def shares(self, pixels: Image, regions: RegionSet, boxes: Tensor, labels: Tensor) -> Tensor:
+        """The mean probability of superpixels to be of the instance in each of U boxes, [U, S]."""
+        resized = resize_image(pixels, self.architecture)
+        masks = mask_probabilities(self.net, resized, boxes, labels, bfloat16=self.bfloat16)
+        return regions.superpixel_means(masks)
 
 
 class _RegionScorer:
@@ -240,7 +283,7 @@ class _RegionScorer:
         if self.config.tables == "rois":
             scores = score_regions(
                 self.net,
-                self._resized(pixels),
+                resize_image(pixels, self.architecture),
                 regions,
                 labels,
                 mask_scored_regions=self.config.task_loss.mask_scored_regions,
@@ -249,16 +292,12 @@ class _RegionScorer:
             return loss_table(scores, self.config)
         detected = torch.zeros(len(regions), len(labels))
         for scale in self.config.detection_scales:
-            resized = self._resized(pixels, scale)
+            resized = resize_image(pixels, self.architecture, scale)
             detections = detect_annotated(self.net, resized, labels, bfloat16=self.bfloat16)
             detected += detected_iou(regions, detections, labels)
         detected /= len(self.config.detection_scales)
         log_odds = log_expected_iou(detected, NEUTRAL_DETECTION)
         return detection_loss_table(log_odds, clamp=self.config.task_loss.clamp)
-
-    def _resized(self, pixels: Image, scale: float = 1.0) -> ResizedImage:
-        sides = (self.architecture.min_size, self.architecture.max_size)
-        return resize_shortest_side(pixels, *(round(scale * side) for side in sides))
 
     def write(self, path: Path, result: Tensor) -> None:
         write_table(path, result, exact=self.config.task_loss.clamp is None)
@@ -318,3 +357,11 @@ def _with_annotated(
         scores=instances.scores,
         boxes=found,
     )
+
+
+def resize_image(
+    pixels: Image, architecture: PredictionArchitecture, scale: float = 1.0
+) -> ResizedImage:
+    """An image at `scale` times the size of a network's training."""
+    sides = (architecture.min_size, architecture.max_size)
+    return resize_shortest_side(pixels, *(round(scale * side) for side in sides))

@@ -45,6 +45,7 @@ def synthetic(classes: Classes) -> Config:
                 instance_penalty=3.0,
                 nms_threshold=0.15,
                 local_search=True,
+                mask_threshold=0.35,
             ),
             ConditionalTraining(initial_steps=140, steps=30, samples=6),
         ),

@@ -132,7 +132,7 @@ class Rounds(SharedStages):
         tables: Stage | None = None
         for number in range(1, self.config.rounds + 1):
             name = f"round {number}"
-            samples = self.draw_samples(number, conditional, tables)
+            samples = self.draw_samples(number, conditional, tables, prediction)
             prediction = self.train_prediction(
                 f"{name}, prediction", samples, None, teacher.training.steps, prediction, teacher
             )
@@ -142,7 +142,7 @@ class Rounds(SharedStages):
                 earlier = labelling_network_name(number)
                 self.networks[earlier] = prediction.folder / PREDICTION_FILE
             conditional = self.train_conditional(f"{name}, conditional", conditional, tables)
-        samples = self.draw_samples(self.config.rounds + 1, conditional, tables)
+        samples = self.draw_samples(self.config.rounds + 1, conditional, tables, prediction)
         self.networks["conditional"] = conditional.folder / CONDITIONAL_FILE
         assert prediction is not None
         if self.config.teacher:
@@ -194,19 +194,27 @@ class Rounds(SharedStages):
         self.run.do(stage, work)
         return stage
 
-    def draw_samples(self, number: int, conditional: Stage, tables: Stage | None) -> Stage:
+    def draw_samples(
+        self, number: int, conditional: Stage, tables: Stage | None, prediction: Stage | None
+    ) -> Stage:
         """Pseudo labels for a round: samples of the conditional network, with the latest tables."""
         name = f"round {number}, samples" if number <= self.config.rounds else "final samples"
         images = self.images.of_round(number)
         file, config = conditional.folder / CONDITIONAL_FILE, self.config.conditional
         options: dict[str, Any] = {"scoring": asdict(config.scoring)}
         options |= {"samples": config.training.samples, "annotated_boxes": config.annotated_boxes}
-        options |= self.images.option(images)
+        precision = self.config.labelling_network.training.precision
+        options |= {"precision": precision, **self.images.option(images)}
         inputs = (conditional,) if tables is None else (conditional, tables)
         stage = self.run.stage(name, options, *inputs)
         arguments = (images, self.prepared, file, config, stage.folder, self.execution)
-        folder = None if tables is None else TableFolder(tables.folder)
-        work = partial(draw_labels, *arguments, seed=self.config.seed, tables=folder)
+        networks: dict[str, Any] = {}
+        if tables is not None and prediction is not None:
+            networks["tables"] = TableFolder(tables.folder)
+            networks["prediction"] = prediction.folder / PREDICTION_FILE
+        work = partial(
+            draw_labels, *arguments, seed=self.config.seed, precision=precision, **networks
+        )
         self.run.do(stage, work)
         self.measure_labels(stage)
         if tables is not None:

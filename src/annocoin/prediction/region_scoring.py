@@ -78,7 +78,7 @@ def detect_annotated(
         logits + known, deltas, proposals, batch.image_sizes
     )
     masks = _masks_in_boxes(net, features, boxes[0], found[0], batch.image_sizes[0], image)
-    return Detections(masks, found[0].cpu(), scores[0].float().cpu())
+    return Detections(masks >= 0.5, found[0].cpu(), scores[0].float().cpu())
 
 
 @torch.no_grad()
@@ -98,7 +98,7 @@ def segment_boxes(net: MaskRCNN, image: ResizedImage, boxes: Tensor, labels: Ten
     logits, _ = heads.box_predictor(heads.box_head(pooled))
     scores = logits.softmax(dim=1)[torch.arange(len(labels), device=device), labels]
     masks = _masks_in_boxes(net, features, resized, labels, batch.image_sizes[0], image)
-    return Detections(masks, labels.cpu(), scores.float().cpu())
+    return Detections(masks >= 0.5, labels.cpu(), scores.float().cpu())
 
 
 def detected_iou(regions: RegionSet, detections: Detections, labels: Sequence[int]) -> Tensor:
@@ -178,6 +178,24 @@ def score_regions(
     return RegionScores(log_probabilities, losses, box_losses.sum(dim=2))
 
 
+@torch.no_grad()
+def mask_probabilities(
+    net: MaskRCNN, image: ResizedImage, boxes: Tensor, labels: Tensor, *, bfloat16: bool = False
+) -> Tensor:
+    """The probability of every pixel to be of the instance in a box: float32 [N, H, W].
+
+    Args:
+        net: in evaluation mode.
+        boxes: in the original image, [N, 4].
+        labels: their classes 1..C, int64 [N].
+    """
+    device = next(net.parameters()).device
+    batch = batch_images([image], device)
+    features = _features(net, batch.tensors, bfloat16)
+    resized = (boxes.float() * image.scale).to(device)
+    return _masks_in_boxes(net, features, resized, labels.to(device), batch.image_sizes[0], image)
+
+
 def _masks_in_boxes(
     net: MaskRCNN,
     features: dict[str, Tensor],
@@ -186,7 +204,7 @@ def _masks_in_boxes(
     size: Size,
     image: ResizedImage,
 ) -> Tensor:
-    """The masks of classes [N] in boxes [N, 4] of the resized image: bool [N, H, W].
+    """The mask probabilities of classes [N] in boxes [N, 4] of the resized image: [N, H, W].
 
     Args:
         size: of the resized image; the masks have that of the original one.
@@ -196,10 +214,10 @@ def _masks_in_boxes(
     probabilities = heads.mask_predictor(heads.mask_head(pooled)).sigmoid()
     probabilities = probabilities[torch.arange(len(labels), device=labels.device), labels]
     in_image = resize_boxes(boxes, size, image.original_size)
-    masks = torch.zeros(len(in_image), *image.original_size, dtype=torch.bool)
+    masks = torch.zeros(len(in_image), *image.original_size)
     for mask, probability, box in zip(masks, probabilities, in_image, strict=True):
         pasted = paste_masks_in_image(probability[None, None], box[None], image.original_size)
-        mask[:] = pasted[0, 0].cpu() >= 0.5
+        mask[:] = pasted[0, 0].cpu()
     return masks
 
 
