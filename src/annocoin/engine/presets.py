@@ -116,6 +116,7 @@ def voc_cpu(classes: Classes) -> Config:
                 prediction_weight=3.0,
                 extra_margin=1.0,
                 instance_penalty=-1.4,
+                mask_threshold=0.4,
             ),
             ConditionalTraining(
                 targets="maps", initial_steps=200, steps=40, foreground_bias=1.0, noise_strength=0.5
