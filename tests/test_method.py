@@ -309,6 +309,7 @@ def predicted(config: Config) -> Tensor:
 
 
 PROBLEMS: dict[str, Callable[[Config], Tensor]] = {
+    "conditional.scoring.mask_threshold": sampled,
     "conditional.scoring.": scored,
     "conditional.architecture.": drawn,
     "conditional.task_loss.": tabled,

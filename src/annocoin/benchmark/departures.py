@@ -48,6 +48,7 @@ PRINTED: dict[str, Changes] = {
         f"{SCORING}cross_class_nms_threshold": "1",
     },
     "overlap of the later": {f"{SCORING}overlap_denominator": "later"},
+    "masks are regions": {f"{SCORING}mask_threshold": "null"},
     "one network": {"teacher": "null"},
     "tables of RoIs": {"conditional.tables": "rois", "conditional.average_tables": "false"},
     "tables of all classes": {f"{TRAINING}restrict_to_annotation": "false"},

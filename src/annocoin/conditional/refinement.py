@@ -65,10 +65,10 @@ def refine_masks(
     columns = label_columns(classes, requirements.labels)
     mean = scores.mean(dim=0)
     margins = (mean[:, columns] - mean[:, :1]).T  # [U, P]
-    shares = shares[columns - 1]
+    probabilities = [shares[columns - 1]]
     if predicted is not None and len(selected):
-        shares = torch.stack([shares, predicted(regions.boxes[selected], classes)])
-    masks = refined_membership(regions, selected, margins, shares, threshold)
+        probabilities.append(predicted(regions.boxes[selected], classes))
+    masks = refined_membership(regions, selected, margins, torch.stack(probabilities), threshold)
     for mask, (_, _, requirement) in zip(masks, numbers, strict=True):
         if requirement >= 0:
             compatible = regions.membership[requirements.required[requirement].compatible]
@@ -86,13 +86,13 @@ def refined_membership(
     Args:
         selected: the region of each, int64 [U].
         margins: of all regions for the class of each instance, [U, P].
-        shares: further probabilities of the superpixels, [..., U, S].
+        shares: N further probabilities of the superpixels, [N, U, S].
     """
     near = regions.iou()[selected] ** IOU_EXPONENT
     members = regions.membership.float()
     expected = (near.log() + margins).softmax(dim=1) @ members
     around = near @ members / near.sum(dim=1, keepdim=True)
-    probabilities = torch.cat([expected[None], shares.view(-1, *expected.shape)])
+    probabilities = torch.cat([expected[None], shares])
     return (probabilities.mean(dim=0) > threshold) & (around > MIN_SHARE)
 
 
