@@ -2,14 +2,16 @@
 
     python benchmarks/labels.py VOCdevkit/VOC2012 --split train --preset voc-cpu \\
         --examples RUN/stages/examples-*/files --tables RUN/stages/round-1-tables-* \\
-        --conditional RUN/stages/conditional-*/conditional.safetensors --every 6 \\
+        --conditional RUN/stages/conditional-*/conditional.safetensors \\
+        --prediction RUN/stages/round-1-prediction-*/prediction.safetensors --every 6 \\
         [--variant NAME=VALUE[,NAME=VALUE] ...]
 
 The examples, conditional network and loss tables are those of a run. Without --tables there is no
-prediction network, without --conditional the seed prior decides alone. Each --variant changes
-options of `conditional` for one row, such as `scoring.extra_margin=2`. Rows: mAP (protocol
-chainercv), F1 at .5, instances per image, rank correlation of confidence and true IoU, and the
-fraction of wrong masks in the least and the most confident fifth. `--cores` rows run at once.
+prediction network in the scores, without --prediction none whose masks refine those of instances,
+without --conditional the seed prior decides alone. Each --variant changes options of `conditional`
+for one row, such as `scoring.extra_margin=2`. Rows: mAP (protocol chainercv), F1 at .5, instances
+per image, rank correlation of confidence and true IoU, and the fraction of wrong masks in the least
+and the most confident fifth. `--cores` rows run at once.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ import torch
 from annocoin.api import label_measurement
 from annocoin.cli.options import parse_overrides
 from annocoin.conditional.networks import read_conditional
+from annocoin.conditional.refinement import PredictedShares
 from annocoin.data.loading import load_evaluation, load_weak
 from annocoin.engine.conditional_dataset import ConditionalDataset, PreparedFolder
-from annocoin.engine.labelling import samples_of
+from annocoin.engine.labelling import MaskPredictor, samples_of
 from annocoin.engine.presets import configure
 from annocoin.engine.pseudo_labels import TableFolder
 from annocoin.engine.randomness import generator_at
@@ -46,6 +49,7 @@ def main() -> None:
     parser.add_argument("--examples", type=Path, required=True)
     parser.add_argument("--conditional", type=Path)
     parser.add_argument("--tables", type=Path)
+    parser.add_argument("--prediction", type=Path)
     parser.add_argument("--every", type=int, default=1, help="measure every n-th image")
     parser.add_argument("--variant", action="append", default=[], help="options of one row")
     parser.add_argument("--cores", type=int, default=1)
@@ -72,6 +76,8 @@ def measure(options: argparse.Namespace, variant: str) -> str:
     )
     labels: dict[ImageId, Instances] = {}
     net = None if options.conditional is None else read_conditional(options.conditional)
+    masks = None if options.prediction is None else MaskPredictor(options.prediction)
+    images = {image.image_id: image for image in weak}
     if net is not None:
         net.architecture = replace(net.architecture, score_scale=config.architecture.score_scale)
     for example in (examples[index] for index in range(len(examples))):
@@ -81,7 +87,11 @@ def measure(options: argparse.Namespace, variant: str) -> str:
             samples = candidates.samples(candidates.scores(torch.zeros(shape)))
         else:
             generator = generator_at(0, "samples", str(example.image_id))
-            samples = samples_of(net, example, config, generator=generator)
+            predicted: PredictedShares | None = None
+            if masks is not None:
+                pixels = images[example.image_id].pixels()
+                predicted = partial(masks.shares, pixels, example.requirements.regions)
+            samples = samples_of(net, example, config, generator=generator, predicted=predicted)
         labels[example.image_id] = samples.consensus()
     figures = label_measurement(truth, weak, Problems()).figures(labels)
     values = [100 * figures[f"map@{t:g}"] for t in (0.25, 0.5, 0.7, 0.75)]

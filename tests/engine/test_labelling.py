@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from annocoin import masks
 from annocoin.conditional.networks import (
     ConditionalArchitecture,
     ConditionalNetwork,
+    read_conditional,
     write_conditional,
 )
 from annocoin.conditional.scoring import MIN_IOU, NEUTRAL_DETECTION, ScoringOptions
@@ -29,6 +31,7 @@ from annocoin.engine.conditional_dataset import (
 from annocoin.engine.conditional_training import train_from_seeds
 from annocoin.engine.image_stages import Execution
 from annocoin.engine.labelling import (
+    MaskPredictor,
     draw_labels,
     loss_table,
     make_loss_tables,
@@ -58,7 +61,9 @@ from annocoin.prediction.region_scoring import (
     IOU_EXPONENT,
     RegionScores,
     detect_annotated,
+    mask_probabilities,
     score_regions,
+    segment_boxes,
 )
 from annocoin.seeds.retrieval import retrieve
 from engine.worlds import Artefacts
@@ -138,6 +143,53 @@ def test_every_label_has_an_instance_in_every_sample(
             assert sorted(drawn.instances.labels[sample].tolist()) == expected
         boxes = {tuple(box) for box in drawn.consensus_instances().boxes.tolist()}
         assert boxes == {tuple(box) for box in image.annotation.boxes.double().tolist()}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_masks_of_a_prediction_network_refine_the_labels(
+    world: World, tmp_path: Path, jobs: int
+) -> None:
+    """As drawn for single images; without the network, or without refinement, masks differ."""
+    scoring = replace(world.config.scoring, mask_threshold=0.4)
+    config = replace(world.config, scoring=scoring)
+    arguments = (world.weak, world.prepared, world.conditional, config)
+    execution = Execution(jobs=jobs)
+    refined = draw_labels(
+        *arguments, tmp_path / "refined", execution, seed=0, prediction=world.prediction
+    )
+    net, predictor = read_conditional(world.conditional), MaskPredictor(world.prediction)
+    examples = ConditionalDataset(world.weak, world.prepared, size=64)
+    different = 0
+    for example, image in zip((examples[i] for i in range(3)), world.weak, strict=False):
+        regions = example.requirements.regions
+        generator = generator_at(0, "samples", str(example.image_id))
+        whole = samples_of(net, example, world.config, generator=generator)
+        generator = generator_at(0, "samples", str(example.image_id))
+        predicted = partial(predictor.shares, image.pixels(), regions)
+        samples = samples_of(net, example, config, generator=generator, predicted=predicted)
+        expected = PseudoLabels.from_samples(samples, image.annotation)
+        assert same(refined[image.image_id], expected)
+        different += not same(expected, PseudoLabels.from_samples(whole, image.annotation))
+        classes = sorted(label.label for label in image.annotation)
+        assert sorted(samples.consensus().labels.tolist()) == classes
+    assert different
+
+
+def test_the_shares_of_superpixels_are_the_means_of_the_networks_masks(world: World) -> None:
+    image = world.weak[0]
+    requirements = world.prepared[image.image_id].requirements
+    regions, boxes = requirements.regions, torch.tensor([label.box for label in image.annotation])
+    classes = torch.tensor([label.label for label in image.annotation])
+    shares = MaskPredictor(world.prediction).shares(image.pixels(), regions, boxes, classes)
+    net, architecture = read_prediction(world.prediction)
+    resized = resize_shortest_side(image.pixels(), architecture.min_size, architecture.max_size)
+    detections = segment_boxes(net, resized, boxes, classes)
+    probabilities = mask_probabilities(net, resized, boxes, classes)
+    assert torch.equal(torch.as_tensor(detections.masks), probabilities >= 0.5)
+    ids = regions.superpixels.long()
+    for row, mask in zip(shares, probabilities, strict=True):
+        means = [float(mask[ids == s].mean()) for s in range(len(row))]
+        assert row.tolist() == pytest.approx(means, abs=1e-5)
 
 
 def test_samples_depend_on_seed_and_image_only(

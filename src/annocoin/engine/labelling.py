@@ -95,7 +95,7 @@ def draw_labels(
     examples = ConditionalDataset(dataset, prepared, size=config.architecture.size, tables=tables)
     masks = None
     if prediction is not None and config.scoring.mask_threshold is not None:
-        masks = partial(_MaskPredictor, prediction, execution.device, precision)
+        masks = partial(MaskPredictor, prediction, execution.device, precision)
     start = partial(_Sampler, examples, network, config, seed, execution.device, masks)
     return _run(PseudoLabelFolder, LABELS, examples, start, out, "samples", execution)
 
@@ -215,7 +215,7 @@ class _Sampler:
         config: ConditionalConfig,
         seed: int,
         device: str,
-        masks: Callable[[], _MaskPredictor] | None,
+        masks: Callable[[], MaskPredictor] | None,
     ) -> None:
         self.net = read_conditional(network).to(device)
         self.examples, self.config, self.seed = examples, config, seed
@@ -238,10 +238,10 @@ class _Sampler:
         write_pseudo_labels(path, result)
 
 
-class _MaskPredictor:
+class MaskPredictor:
     """The masks of a prediction network, for the refinement of instances."""
 
-    def __init__(self, network: Path, device: str, precision: Precision) -> None:
+    def __init__(self, network: Path, device: str = "cpu", precision: Precision = "32") -> None:
         net, self.architecture = read_prediction(network)
         self.net = net.to(device, memory_format=torch.channels_last)
         self.bfloat16 = precision == "bf16"
