@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from annocoin.errors import InputError
-from annocoin.prediction.projection_loss import projection_losses, smoothness
-from annocoin.prediction.soft_losses import LossOptions
+from annocoin.prediction.soft_losses import LossOptions, projection_losses, smoothness
 
 
 def naive_loss(logits: Tensor, box: tuple[int, int, int, int]) -> Tensor:

@@ -1,7 +1,7 @@
 """BBTP: masks from boxes by the tightness of the boxes (Hsu et al., NeurIPS 2019).
 
 Mask R-CNN is trained as always, but for the loss of its masks: that needs only boxes, see
-`annocoin.prediction.projection_loss`. So the label of an object is its box, and the option `masks`
+`annocoin.prediction.soft_losses`. So the label of an object is its box, and the option `masks`
 of the losses is "projection":
 
     labels[image_id] = PseudoLabels.single(box_instances(annotation))  # per image

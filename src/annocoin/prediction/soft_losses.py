@@ -30,7 +30,6 @@ from annocoin.objective.diversity import (
     expected_box_losses,
     mask_entropy,
 )
-from annocoin.prediction.projection_loss import projection_losses
 from annocoin.prediction.soft_targets import (
     MatchWeights,
     SoftTargets,
@@ -44,6 +43,10 @@ AWAY_IOU = 0.1
 
 SMOOTH_L1_BETA = 1 / 9
 """Where the loss of boxes changes from quadratic to linear, as in torchvision."""
+
+BAG_WEIGHT = 1.0
+SMOOTHNESS_WEIGHT = 0.05
+"""Weights of the two parts of `projection_losses`."""
 
 MaskLoss = Literal["targets", "projection"]
 
@@ -349,3 +352,33 @@ def _mask_targets(
     total = crops.new_zeros(pairs.shape[1], side, side)
     total.index_add_(0, pair, weight[:, None, None] * crops)
     return pairs[0], pairs[1], total / pair_weight[:, None, None], pair_weight
+
+
+def projection_losses(logits: Tensor, boxes: Tensor) -> Tensor:
+    """Losses of N masks [N, h, w] of which only the boxes are known: [N] (BBTP).
+
+    A tight box tells of every row and column of pixels whether it crosses the object: if it crosses
+    the box, some pixel of it is foreground (a positive bag); otherwise all are background (a
+    negative bag). The mean over these lines of the cross entropy of the highest logit, plus
+    `smoothness`.
+
+    Args:
+        logits: of the masks.
+        boxes: 1 inside the object's box, 0 outside, [N, h, w]. A mask with that box gives the same,
+            unless it leaves out whole lines.
+    """
+    lines = torch.cat([logits.amax(dim=2), logits.amax(dim=1)], dim=1)
+    crossed = torch.cat([boxes.amax(dim=2), boxes.amax(dim=1)], dim=1) > 0.5
+    bags = F.binary_cross_entropy_with_logits(lines, crossed.to(lines.dtype), reduction="none")
+    return BAG_WEIGHT * bags.mean(dim=1) + SMOOTHNESS_WEIGHT * smoothness(logits.sigmoid())
+
+
+def smoothness(masks: Tensor) -> Tensor:
+    """The mean squared difference of each pixel to its 8 neighbours, [N, h, w] to [N]."""
+    pairs = (
+        masks[:, :, 1:] - masks[:, :, :-1],
+        masks[:, 1:] - masks[:, :-1],
+        masks[:, 1:, 1:] - masks[:, :-1, :-1],
+        masks[:, 1:, :-1] - masks[:, :-1, 1:],
+    )
+    return torch.stack([difference.square().mean(dim=(1, 2)) for difference in pairs]).mean(dim=0)
