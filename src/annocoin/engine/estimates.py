@@ -99,6 +99,11 @@ in bfloat16; synthetic scenes, 80 s for 960 on two cores."""
 SAMPLES = 0.15
 """Per image: Whole runs on photographs, 112 s for 1,464 on two cores."""
 
+MASKS = {"resnet50": Cost(0.2, 256), "tiny": Cost(0.02, 128)}
+"""Per image of samples that a prediction network refines, above `SAMPLES`: "Whole runs on
+photographs", boxes, 239 s instead of 85 s for 1,464 in bfloat16; synthetic scenes, 15 to 24 s for
+960."""
+
 PEER_LABELS = 0.17
 """Per image of a stage of a peer's labels: CPU seconds of SDI, the slowest of three that were
 measured (12 synthetic scenes of 128 pixels; PRM .10, WISE .02)."""
@@ -166,14 +171,19 @@ def stage_seconds(config: Config, images: StageImages, cores: int) -> dict[str, 
     if conditional.tables == "detections":
         table *= _area(conditional.detection_scales)
     table /= _precision_speedup(teacher.architecture.backbone, teacher.training.precision)
+    masks = 0.0
+    if conditional.scoring.mask_threshold is not None:
+        masks = _of(MASKS, teacher.architecture.backbone).at(teacher.architecture.min_size)
+        masks /= _precision_speedup(teacher.architecture.backbone, teacher.training.precision)
     visits = conditional.training.steps * conditional.training.batch_size
     for number, (count, following) in enumerate(pairwise(images.rounds), start=1):
         name = f"round {number}"
-        seconds[f"{name}, samples"] = SAMPLES * count / cores
+        refined = masks if number > 1 else 0.0  # by the network of the round before
+        seconds[f"{name}, samples"] = (SAMPLES + refined) * count / cores
         seconds[f"{name}, prediction"] = _prediction(teacher, teacher.training.steps) / speedup
         seconds[f"{name}, tables"] = table * following / cores
         seconds[f"{name}, conditional"] = _of(DIRECT_LOSS, trunk).at(size) * visits / speedup
-    seconds["final samples"] = SAMPLES * images.rounds[-1] / cores
+    seconds["final samples"] = (SAMPLES + masks) * images.rounds[-1] / cores
     if steps := config.prediction.training.final_steps:
         seconds["final prediction"] = _prediction(config.prediction, steps) / speedup
     return seconds
